@@ -1,0 +1,118 @@
+"""`clozelab <command>`. Imports nothing heavy until a command needs it.
+
+Exit codes: 0 done; 1 some cell failed; 2 the request was refused before anything was trained; 130 interrupted.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SCALES = ("smoke", "cpu", "gpu", "paper")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the `clozelab` command."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if argv[:1] == ["train"]:  # everything after `train` is Hydra's
+        return _guarded(lambda: _train(argv[1:]))
+    options = _parser().parse_args(argv)
+    return _guarded(lambda: int(options.command(options)))
+
+
+def _guarded(command: "object") -> int:
+    try:
+        return int(command())  # type: ignore[operator]
+    except ValueError as error:
+        print(f"clozelab: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("clozelab: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="clozelab", description="Published language-model pre-training claims as controlled, checkable experiments."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    train = commands.add_parser("train", help="train one configuration (or -m for a Hydra multirun)", add_help=False)
+    train.set_defaults(command=lambda options: _train([]))
+
+    claims = commands.add_parser("claims", help="list the claims: source, arms, scales, verdict so far")
+    claims.set_defaults(command=_claims)
+
+    run = commands.add_parser("run", help="run what is missing of a claim, then judge it")
+    run.add_argument("claim", metavar="CLAIM", help="a claim's id (see `clozelab claims`) or the path of a claim.yaml")
+    run.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="Hydra overrides for every arm alike")
+    run.add_argument("--scale", default="cpu", help="the size at which to run it (default: cpu)")
+    run.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
+    run.add_argument("--slots", type=int, metavar="N", help="cells at a time (default: GPUs, or CPU cores)")
+    run.add_argument("--runs-dir", type=Path, metavar="DIR", help="where runs are kept (default: ./runs)")
+    run.add_argument("--dry-run", action="store_true", help="show the cells and what is missing; start nothing")
+    run.set_defaults(command=_run)
+
+    verdict = commands.add_parser("verdict", help="judge a claim again from its published evidence")
+    verdict.add_argument("claim", metavar="CLAIM")
+    verdict.add_argument("--scale", help="the scale (default: every scale with evidence)")
+    verdict.set_defaults(command=_verdict)
+
+    publish = commands.add_parser("publish", help="append a claim's records to its evidence and write its README and plot")
+    publish.add_argument("claim", metavar="CLAIM")
+    publish.add_argument("--scale", default="cpu")
+    publish.add_argument("--runs-dir", type=Path, metavar="DIR")
+    publish.set_defaults(command=_publish)
+
+    corpus = commands.add_parser("corpus", help="documents, sentences, words, tokens and duplicates of a corpus")
+    corpus.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="Hydra overrides, such as corpus=text")
+    corpus.set_defaults(command=_corpus)
+    return parser
+
+
+def _train(overrides: list[str]) -> int:
+    from clozelab.running.train import train
+
+    return train(overrides)
+
+
+def _claims(options: argparse.Namespace) -> int:
+    from clozelab.claims.listing import list_claims
+    from clozelab.paths import claim_roots
+
+    print(list_claims(claim_roots()))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from clozelab.running.commands import run
+
+    return run(
+        options.claim, options.scale, options.seeds, options.slots, options.runs_dir, options.overrides, options.dry_run
+    )
+
+
+def _verdict(options: argparse.Namespace) -> int:
+    from clozelab.claims.commands import verdict
+
+    return verdict(options.claim, options.scale)
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from clozelab.running.commands import publish
+
+    return publish(options.claim, options.scale, options.runs_dir)
+
+
+def _corpus(options: argparse.Namespace) -> int:
+    from clozelab.running.commands import corpus
+
+    return corpus(options.overrides)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where text comes from: one file a source. A new source is one more file here."""

@@ -1,0 +1,178 @@
+"""A corpus: documents in order, each a run of sentences, parted into train, validation and test by what they say.
+
+Rules that every source shares:
+
+* A document's text is canonical: paragraphs parted by one blank line, any other white space collapsed to one space, no
+  byte-order mark. Documents without a word are left out.
+* A document's split follows from a hash of its canonical text alone, so equal texts land on the same side wherever they
+  come from, and neither order nor the number of documents moves any of them.
+* `train_documents` keeps the training documents with the smallest hashes: subsets are nested, and validation and test
+  stay as they are.
+* Sentences are cut by `sentencex` (Wikimedia's rule-based segmenter) inside each paragraph.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import heapq
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import sentencex
+
+if TYPE_CHECKING:
+    import datasets
+
+# Part of every fingerprint: raise it when documents, sentences or splits come out differently for the same bytes.
+DATA_VERSION = 1
+
+SPLITS = ("train", "validation", "test")
+
+_blank_lines = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
+
+
+class Document(NamedTuple):
+    """One document as the rest of the program sees it."""
+
+    id: str
+    text: str
+    split: str
+    content: int
+    """64-bit hash of the canonical text; equal texts have equal numbers."""
+
+
+def canonical(text: str) -> str:
+    """Paragraphs parted by one blank line, every other run of white space one space; "" when there is no word."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
+    paragraphs = (" ".join(paragraph.split()) for paragraph in _blank_lines.split(text))
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def content_hash(text: str) -> int:
+    """64-bit BLAKE2b of the text."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _split_of_hash(content: int, validation: float, test: float) -> str:
+    share = content / 2.0**64
+    if share < validation:
+        return "validation"
+    return "test" if share < validation + test else "train"
+
+
+def split_of(text: str, validation: float, test: float) -> str:
+    """The split of a document, by the hash of its canonical text: "train", "validation" or "test"."""
+    return _split_of_hash(content_hash(canonical(text)), validation, test)
+
+
+def sentences(text: str, language: str) -> list[str]:
+    """The sentences of a document in order, stripped, none empty; a sentence never crosses a paragraph border."""
+    found = (
+        sentence.strip() for paragraph in text.split("\n\n") for sentence in sentencex.segment(language, paragraph)
+    )
+    return [sentence for sentence in found if sentence]
+
+
+@functools.cache
+def package_version(name: str) -> str:
+    """Version of an installed package whose behaviour the data depend on."""
+    return importlib.metadata.version(name)
+
+
+def digest(*parts: object) -> str:
+    """128-bit hexadecimal hash of a few values, told apart by their order and by `repr`."""
+    return hashlib.blake2b("\x1f".join(map(repr, parts)).encode(), digest_size=16).hexdigest()
+
+
+@dataclasses.dataclass
+class CorpusOption:
+    """What every corpus can be told; a source adds where its text is and overrides `source` and `source_fingerprint`."""
+
+    language: str = "en"
+    """ISO 639 code for the sentence segmenter."""
+    validation: float = 0.1
+    """Share of the documents held out for validation, by hash."""
+    test: float = 0.0
+    """Share of the documents held out for a final test, by hash."""
+    train_documents: int | None = None
+    """Keep only so many training documents (those of smallest hash); None keeps all."""
+
+    def __post_init__(self) -> None:
+        for key in ("validation", "test"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"corpus.{key} is {getattr(self, key)}; give a share from 0 to below 1")
+        if self.validation + self.test >= 1:
+            raise ValueError("corpus.validation + corpus.test leave nothing to train on; their sum must be below 1")
+        if self.train_documents is not None and self.train_documents < 1:
+            raise ValueError(f"corpus.train_documents is {self.train_documents}; give 1 or more, or null for all")
+
+    @property
+    def name(self) -> str:
+        """How messages call this corpus."""
+        return type(self).__name__
+
+    def source(self) -> Iterator[tuple[str, str]]:
+        """(id, text) of every document in order, as the source has it.
+
+        Raises:
+            ValueError: the source is missing, empty or broken; one line that names it and the way out.
+        """
+        raise NotImplementedError
+
+    def source_fingerprint(self) -> str:
+        """Hash of the source's bytes (or of what pins them) and of the settings that change `source`."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """Hash of everything that changes documents, sentences or splits. Reads bytes at most; builds nothing."""
+        settings = (self.language, self.validation, self.test, self.train_documents)
+        return digest(DATA_VERSION, package_version("sentencex"), self.source_fingerprint(), settings)
+
+    def _read(self) -> Iterator[Document]:
+        count = 0
+        for identifier, raw in self.source():
+            text = canonical(raw)
+            if text:
+                count += 1
+                content = content_hash(text)
+                yield Document(identifier, text, _split_of_hash(content, self.validation, self.test), content)
+        if count == 0:
+            raise ValueError(f"corpus {self.name} holds no document with a word in it")
+
+    def read(self) -> Iterator[Document]:
+        """Every document in order, streamed: the source is read through once (twice under `train_documents`)."""
+        if self.train_documents is None:
+            yield from self._read()
+            return
+        training = ((document.content, number) for number, document in enumerate(self._read()) if document.split == "train")
+        kept = {number for _, number in heapq.nsmallest(self.train_documents, training)}
+        if len(kept) < self.train_documents:
+            raise ValueError(
+                f"corpus.train_documents is {self.train_documents}, but corpus {self.name} has only {len(kept)} "
+                "training documents; give fewer, or null for all"
+            )
+        for number, document in enumerate(self._read()):
+            if document.split != "train" or number in kept:
+                yield document
+
+    def texts(self, split: str) -> Iterator[str]:
+        """The documents' texts of one split, streamed."""
+        return (document.text for document in self.read() if document.split == split)
+
+    def documents(self) -> "datasets.Dataset":
+        """All documents as a `datasets.Dataset` with the columns id, text and split, on disk in the cache folder."""
+        import datasets
+
+        from clozelab.data.store import cache_dir
+
+        def rows() -> Iterator[dict[str, str]]:
+            for document in self.read():
+                yield {"id": document.id, "text": document.text, "split": document.split}
+
+        features = datasets.Features({key: datasets.Value("string") for key in ("id", "text", "split")})
+        cache = str(cache_dir() / "documents")
+        made = datasets.Dataset.from_generator(rows, features=features, cache_dir=cache, fingerprint=self.fingerprint())
+        assert isinstance(made, datasets.Dataset)
+        return made

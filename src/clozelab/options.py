@@ -1,0 +1,96 @@
+"""Options: a dataclass is its own Hydra schema.
+
+`@option("masking", "token")` on a dataclass stores it in Hydra's ConfigStore together with its own `_target_`, so that
+
+* an unknown key or a wrong type fails at compose time,
+* every field can be overridden without `+`, and defaults live in one place,
+* `build(cfg)` gives back the dataclass itself, which holds the behaviour.
+
+`conf/<group>/*.yaml` are presets over these schemas and state only what differs.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+# Packages in which options live; a new option is one new file in one of them.
+OPTION_PACKAGES = (
+    "clozelab.data",
+    "clozelab.models",
+    "clozelab.training",
+    "clozelab.evaluation",
+    "clozelab.tracking",
+    "clozelab.running",
+)
+
+T = TypeVar("T")
+
+_registered: dict[tuple[str, str], type] = {}
+
+
+def option(group: str, name: str, package: str | None = None) -> Callable[[type[T]], type[T]]:
+    """Register a dataclass as the Hydra option `group=name`.
+
+    Args:
+        group: Hydra config group, for example "masking".
+        name: name of the option in its group.
+        package: where the node lands in the config (default: the group), for groups of which several can be chosen.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        if not dataclasses.is_dataclass(cls):
+            raise TypeError(f"@option wants a dataclass, {cls.__qualname__} is none")
+        target = f"{cls.__module__}.{cls.__qualname__}"
+        schema = dataclasses.make_dataclass(
+            cls.__name__, [("_target_", str, dataclasses.field(default=target))], bases=(cls,), kw_only=True
+        )
+        ConfigStore.instance().store(group=group, name=name, node=schema, package=package, provider="clozelab")
+        _registered[group, name] = cls
+        return cls
+
+    return decorate
+
+
+def discover(*packages: str) -> None:
+    """Import the modules of the option packages that define options, so that Hydra knows them.
+
+    Other modules are left alone: composing a configuration must not cost the import of the training loop.
+    """
+    for name in packages or OPTION_PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, name + "."):
+            spec = importlib.util.find_spec(module.name)
+            if spec is None or spec.origin is None or "@option(" in Path(spec.origin).read_text(encoding="utf-8"):
+                importlib.import_module(module.name)
+
+
+def registered(group: str) -> dict[str, type]:
+    """The options of a group that were discovered so far: name -> dataclass."""
+    return {name: cls for (g, name), cls in sorted(_registered.items()) if g == group}
+
+
+def build(config: DictConfig | Mapping[str, Any]) -> Any:
+    """Make the option that a composed (or saved) config node describes.
+
+    Raises:
+        ValueError: the node names no `_target_`, has a key its option lacks, or a value the option refuses.
+    """
+    plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else dict(config)
+    assert isinstance(plain, dict)
+    target = plain.pop("_target_", None)
+    if not isinstance(target, str):
+        raise ValueError(f"config node without a _target_: {sorted(map(str, plain))}")
+    module, _, name = target.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(str(key) for key in plain if key not in known)
+    if unknown:
+        raise ValueError(f"{target} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    return cls(**plain)

@@ -1,0 +1,115 @@
+"""What the commands that need the training island do."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from clozelab.claims.commands import present, write_evidence
+from clozelab.claims.schema import resolve_claim
+from clozelab.paths import claim_roots, runs_dir
+from clozelab.running.claim_run import Plan, locked, make_plan, prepare
+from clozelab.running.display import SweepDisplay
+from clozelab.running.pool import Job, Outcome, run_jobs
+
+
+def default_slots() -> int:
+    """One cell a GPU; without one, one a CPU core (two one-thread cells beat one two-thread cell at small size)."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+def run_pool(jobs: list[Job], slots: int) -> list[Outcome]:
+    """Run jobs under the display, and name the failed ones at the end."""
+    console = Console(stderr=True)
+    with SweepDisplay(len(jobs), console) as display:
+        outcomes = run_jobs(jobs, slots, on_start=display.start, on_end=display.end, on_tick=display.tick)
+    failed = [outcome for outcome in outcomes if not outcome.done]
+    if failed:
+        console.print(f"{len(failed)} of {len(jobs)} failed:", style="red")
+        for outcome in failed:
+            console.print(f"  {outcome.job.name}: {outcome.reason}", highlight=False, markup=False)
+    return outcomes
+
+
+def run(
+    name: str, scale: str, seeds: int | None, slots: int | None, runs: Path | None, overrides: list[str], dry_run: bool
+) -> int:
+    """Run what is missing of a claim, then print its verdict and write its report into the run tree.
+
+    Raises:
+        ValueError: the claim, a config or the data cannot run; nothing was trained.
+    """
+    if slots is not None and slots < 1:
+        raise ValueError(f"--slots is {slots}; it must be at least 1")
+    claim = resolve_claim(name, claim_roots())
+    plan = make_plan(claim, scale, runs or runs_dir(), seeds, overrides)
+    missing = plan.missing()
+    console = Console(stderr=True)
+    console.print(
+        f"{claim.id} at scale {scale}: {len(plan.cells)} cells, {len(plan.cells) - len(missing)} done, {len(missing)} to run",
+        highlight=False,
+    )
+    if strangers := plan.strangers():
+        console.print(
+            f"{len(strangers)} record(s) in {plan.directory} belong to an earlier claim, configuration or corpus and are not used",
+            highlight=False,
+        )
+    if dry_run:
+        for cell in plan.cells:
+            state = "missing" if cell.record() is None else "done"
+            console.print(f"  {state:8} {cell.arm} seed {cell.seed}  {cell.directory}", highlight=False)
+        return 0
+    outcomes: list[Outcome] = []
+    if missing:
+        with locked(plan):
+            prepare(plan)
+            outcomes = run_pool([cell.job for cell in missing], slots or default_slots())
+    _report(plan)
+    return 1 if any(not outcome.done for outcome in outcomes) else 0
+
+
+def _report(plan: Plan) -> None:
+    found = plan.records()
+    if not found:
+        return
+    present(plan.claim, found, plan.scale, plan.directory, expected=[(cell.arm, cell.seed) for cell in plan.cells])
+
+
+def publish(name: str, scale: str, runs: Path | None) -> int:
+    """Append the finished cells of the run tree to the claim's evidence, and write its README and plot.
+
+    Raises:
+        ValueError: nothing is finished, or the evidence holds the same cell with another result.
+    """
+    claim = resolve_claim(name, claim_roots())
+    plan = make_plan(claim, scale, runs or runs_dir())
+    done = [(record, cell.directory) for cell in plan.cells if (record := cell.record()) is not None]
+    if not done:
+        raise ValueError(f"{plan.directory} holds no finished cell of {claim.id}; `clozelab run {claim.id} --scale {scale}` first")
+    write_evidence(claim, scale, done)
+    return 0
+
+
+def corpus(overrides: list[str]) -> int:
+    """Print what a corpus holds."""
+    from rich.table import Table
+
+    from clozelab.data.corpus import describe
+    from clozelab.data.store import cache_dir
+    from clozelab.options import build
+    from clozelab.running.compose import compose_run, composer
+
+    with composer():
+        config = compose_run(overrides)
+    described = describe(build(config["corpus"]), build(config["tokenizer"]), cache_dir())
+    table = Table(title=str(config["corpus"]["_target_"]).rpartition(".")[2])
+    table.add_column("")
+    splits = [key for key, value in described.items() if isinstance(value, dict)]
+    for split in splits:
+        table.add_column(split, justify="right")
+    for row in dict.fromkeys(key for split in splits for key in described[split]):
+        table.add_row(row, *(f"{described[split].get(row, 0):,}" for split in splits))
+    Console().print(table)
+    return 0

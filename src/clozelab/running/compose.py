@@ -1,0 +1,109 @@
+"""Compose configurations with Hydra, and check them before anything is trained."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from clozelab.options import build, discover
+from clozelab.paths import conf_dir
+
+
+@contextmanager
+def composer() -> Iterator[None]:
+    """A context in which `compose_run` works; options are discovered once."""
+    import clozelab.training.config  # noqa: F401  (registers the root schema)
+
+    discover()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        yield
+
+
+def compose_run(overrides: list[str]) -> dict[str, Any]:
+    """The resolved configuration of one run as a plain nested dict.
+
+    Raises:
+        ValueError: an unknown group, option or key, or a value of the wrong type; one line that names it.
+    """
+    try:
+        return plain(compose("train", overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(one_line(error, overrides)) from error
+
+
+def one_line(error: BaseException, overrides: list[str]) -> str:
+    """What Hydra or OmegaConf said, on one line, with the override it was about and the way out."""
+    text = str(error.__cause__ if error.__cause__ is not None and "merging override" in str(error) else error)
+    head = [line.strip() for line in text.splitlines() if line.strip()]
+    kept = []
+    for line in head:
+        if line.startswith(("Config search path", "provider=", "full_key", "object_type", "reference_type", "To append")):
+            if line.startswith("full_key"):
+                kept.append(f"(key {line.partition(':')[2].strip()})")
+            if not line.startswith("full_key"):
+                break
+            continue
+        kept.append(line)
+    return " ".join(kept) + f" [overrides: {' '.join(overrides) or 'none'}; `clozelab train --help` lists the options]"
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A composed config as plain containers, fully resolved: it loads without Hydra years later."""
+    container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items() if key != "hydra"}
+
+
+def validate(config: dict[str, Any]) -> None:
+    """Build every option and the model on the meta device.
+
+    Raises:
+        ValueError: a setting is impossible, alone or together with another.
+    """
+    import torch
+
+    from clozelab.models.pretraining import PretrainingModel
+
+    options = {key: build(node) for key, node in config.items() if isinstance(node, dict) and "_target_" in node}
+    for node in config["evaluation"].values():
+        build(node)
+    model, format_ = options["model"], options["format"]
+    if format_.max_length > model.positions:
+        raise ValueError(
+            f"format.max_length is {format_.max_length} but model.positions is {model.positions}; "
+            "shorten the sequences or enlarge the position table"
+        )
+    for key in ("batch_size",):
+        if config[key] < 1:
+            raise ValueError(f"{key} is {config[key]}; it must be at least 1")
+    trainer = options["trainer"]
+    if config["batch_size"] % (trainer.accumulate * trainer.devices):
+        raise ValueError(
+            f"batch_size {config['batch_size']} does not divide into trainer.accumulate={trainer.accumulate} micro-batches "
+            f"on trainer.devices={trainer.devices}; choose a multiple of {trainer.accumulate * trainer.devices}"
+        )
+    vocab_size = getattr(options["tokenizer"], "vocab_size", 30522)
+    with torch.device("meta"):
+        PretrainingModel(model, vocab_size, 0, pair=options["task"].pair)
+
+
+def prepare_data(config: dict[str, Any]) -> None:
+    """Build (or find) the store, and cut the splits into examples: every data error shows before the first cell.
+
+    Raises:
+        ValueError: the corpus is missing, empty, too small for the task, or its tokenizer lacks a mask token.
+    """
+    from clozelab.data.pairs import pair_objective
+    from clozelab.data.store import cache_dir, open_store
+
+    store = open_store(build(config["corpus"]), build(config["tokenizer"]), cache_dir())
+    format_, objective = build(config["format"]), pair_objective(build(config["task"]).pair)
+    splits = ["train", "validation"] if config["evaluation"] else ["train"]
+    for split in splits:
+        objective.check(format_.examples(store, split))

@@ -1,0 +1,43 @@
+"""Run directories: one a run, made exclusively, with its frozen configuration inside."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def slug(text: str, length: int = 40) -> str:
+    """A short name that is safe on every file system."""
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")[:length] or "run"
+
+
+def freeze(directory: Path, config: dict[str, Any]) -> None:
+    """Write the configuration that the cell will read, whole or not at all.
+
+    Raises:
+        ValueError: no room on the disk, or the folder cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / "config.yaml.part"
+        temporary.write_text(yaml.safe_dump(config, sort_keys=True, allow_unicode=True))
+        temporary.replace(directory / "config.yaml")
+    except OSError as error:
+        raise ValueError(f"cannot write the run directory {directory}: {error.strerror or error}") from error
+
+
+def unique_directory(root: Path, name: str) -> Path:
+    """A new directory `root/name`, or `root/name-2`, ...: two runs started in the same second never share one."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, 10_000):
+            directory = root / (name if attempt == 1 else f"{name}-{attempt}")
+            try:
+                directory.mkdir()
+                return directory
+            except FileExistsError:
+                continue
+    except OSError as error:
+        raise ValueError(f"cannot make a run directory under {root}: {error.strerror or error}") from error
+    raise ValueError(f"{root} already holds 10,000 directories named {name}")

@@ -1,0 +1,77 @@
+"""What `clozelab run` shows: a line for every cell that ends, and a bar for every cell that runs."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from clozelab.running.pool import Job, Outcome
+from clozelab.training.history import last_row
+
+
+class SweepDisplay:
+    """Follows a pool through the rows that its cells log.
+
+    Args:
+        total: cells to run.
+        console: where to draw; bars only on a terminal.
+    """
+
+    def __init__(self, total: int, console: Console) -> None:
+        self._console = console
+        self._total, self._ended = total, 0
+        self._tasks: dict[str, TaskID] = {}
+        self._next = 0.0
+        self._progress: Any = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.percentage:5.1f}%"),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> "SweepDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def start(self, job: Job) -> None:
+        """A cell starts."""
+        self._tasks[job.name] = self._progress.add_task(job.name, total=1.0, note="starting")
+
+    def end(self, outcome: Outcome) -> None:
+        """A cell ended."""
+        self._ended += 1
+        self._progress.remove_task(self._tasks.pop(outcome.job.name))
+        minutes, seconds = divmod(round(outcome.seconds), 60)
+        head = f"[{self._ended}/{self._total}] {outcome.job.name}"
+        if outcome.done:
+            row = last_row(outcome.job.directory) or {}
+            loss = f", training loss {row['loss/mlm']:.3f}" if "loss/mlm" in row else ""
+            self._progress.console.print(f"{head}: done in {minutes}:{seconds:02d}{loss}", highlight=False, markup=False)
+        else:
+            self._progress.console.print(
+                f"{head}: FAILED after {minutes}:{seconds:02d}: {outcome.reason} (log: {outcome.job.directory / 'train.log'})",
+                highlight=False,
+                markup=False,
+                style="red",
+            )
+
+    def tick(self, running: list[Job]) -> None:
+        """Redraw the bars of what runs, once a second."""
+        if not self._console.is_terminal or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1.0
+        for job in running:
+            row = last_row(job.directory)
+            if row is not None:
+                done = row["progress"] >= 1
+                note = "measuring" if done else f"{row['tokens_per_second']:,.0f} tokens/s  loss {row['loss/mlm']:.3f}"
+                self._progress.update(self._tasks[job.name], completed=row["progress"], note=note)

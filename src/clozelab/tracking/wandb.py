@@ -1,0 +1,110 @@
+"""Weights & Biases: a view of the local files, never a condition of a run.
+
+A cell has one tracked run whose id is its cell id, so a cell that is started again continues the same run. Arms are groups
+(config minus seed), the phase is the job type, the seed is a plain field. Names and tags are kept within the service's
+limits before anything starts: they would otherwise fail at sync, after the training.
+"""
+
+import contextlib
+import logging
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clozelab.options import option
+
+log = logging.getLogger(__name__)
+
+# Limits of the service: tags 64 characters, names and groups 128 (wandb issues #8322, #4208, #6402).
+_TAG, _NAME = 64, 128
+
+
+@option("tracker", "none")
+@dataclass
+class NoTracker:
+    """No tracking service; config.yaml, metrics.jsonl and record.json hold everything anyway."""
+
+    def start(self, directory: Path, identity: dict[str, Any], config: dict[str, Any]) -> None:
+        """Nothing to start."""
+
+    def summary(self, metrics: dict[str, Any]) -> None:
+        """Nothing to tell."""
+
+    def finish(self, status: str) -> None:
+        """Nothing to close."""
+
+
+@option("tracker", "wandb")
+@dataclass
+class WandbTracker:
+    """Weights & Biases, offline by default (`wandb sync <run directory>/wandb/offline-run-*` uploads later)."""
+
+    project: str = "clozelab"
+    """W&B project."""
+    entity: str | None = None
+    """W&B user or team."""
+    mode: str = "offline"
+    """`offline`, `online` or `disabled`."""
+    tags: list[str] = field(default_factory=list)
+    """Further tags; claim, arm and scale are always there."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("offline", "online", "disabled"):
+            raise ValueError(f"tracker.mode is {self.mode!r}; use offline, online or disabled")
+        for tag in self.tags:
+            if not 1 <= len(tag) <= _TAG:
+                raise ValueError(f"tracker.tags has {tag!r} of {len(tag)} characters; a W&B tag has 1 to {_TAG}")
+
+    def start(self, directory: Path, identity: dict[str, Any], config: dict[str, Any]) -> Any:
+        """Open the tracked run inside `directory`; None (and a warning) if the service cannot.
+
+        Args:
+            directory: the run directory.
+            identity: cell, claim, arm, scale and seed.
+            config: the resolved configuration, a plain nested dict.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import wandb
+            from pytorch_lightning.loggers import WandbLogger
+
+        claim, arm = identity.get("claim"), identity.get("arm")
+        name = "-".join(str(identity[k]) for k in ("claim", "arm") if identity.get(k)) or "train"
+        tags = [str(identity[k])[:_TAG] for k in ("claim", "arm", "scale") if identity.get(k)] + list(self.tags)
+        try:
+            run = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                mode=self.mode,  # type: ignore[arg-type]
+                dir=str(directory),
+                id=str(identity["cell"]),
+                resume="allow" if self.mode == "online" else None,
+                name=f"{name}-s{identity['seed']}"[:_NAME],
+                group=(f"{claim}/{identity.get('scale')}/{arm}" if claim else name)[:_NAME],
+                job_type="pretrain",
+                tags=tags,
+                config=config,
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+            run.define_metric("*", step_metric="step")
+        except Exception as error:  # a tracker's outage must never cost a run
+            log.warning("tracker: W&B could not start (%s: %s); the run goes on without it", type(error).__name__, error)
+            return None
+        self._run = run
+        return WandbLogger(experiment=run, save_dir=str(directory))
+
+    def summary(self, metrics: dict[str, Any]) -> None:
+        """Put the record's metrics into the run's summary."""
+        if getattr(self, "_run", None) is not None:
+            with contextlib.suppress(Exception):  # the record on disk already holds them
+                self._run.summary.update(metrics)
+
+    def finish(self, status: str) -> None:
+        """Close the run with an exit code that matches reality: 0 only for a finished cell."""
+        run, self._run = getattr(self, "_run", None), None
+        if run is not None:
+            try:
+                run.finish(exit_code=0 if status == "finished" else 1)
+            except Exception as error:  # as above
+                log.warning("tracker: W&B could not close its run (%s: %s)", type(error).__name__, error)

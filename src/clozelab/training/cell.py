@@ -1,0 +1,267 @@
+"""One cell: a frozen configuration in, a record out. `python -m clozelab.training.cell RUN_DIRECTORY`.
+
+The run directory holds everything of the cell: config.yaml, train.log, metrics.jsonl, checkpoints/, wandb/, scores.npz,
+and record.json, which is written last: a cell is done when its record exists. A cell that is started again goes on from its
+newest checkpoint. Ranks of a many-device cell replay this very command, never the sweep that started it.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from clozelab import records
+from clozelab.data.batches import ClozeData, fixed_batches
+from clozelab.data.pairs import pair_objective
+from clozelab.data.store import cache_dir, data_fingerprint, open_store
+from clozelab.evaluation.yardstick import Measured, Subject
+from clozelab.models.initialise import initialise
+from clozelab.models.pretraining import PretrainingModel
+from clozelab.options import build
+from clozelab.training import cost
+from clozelab.training.allocator import keep_heap
+from clozelab.training.config import TrainerOption
+from clozelab.training.metric_log import MetricLog
+from clozelab.training.module import Diverged, PretrainingModule
+from clozelab.training.precision import autocast, choose_precision
+from clozelab.training.progress import CellProgress
+
+log = logging.getLogger("clozelab")
+
+
+class Terminated(BaseException):
+    """SIGTERM: the cell ends as killed and can go on later."""
+
+
+def run_cell(directory: Path) -> dict[str, Any]:
+    """Train and measure the cell whose config.yaml lies in `directory`; returns its record.
+
+    Raises:
+        ValueError: the configuration asks for something impossible; nothing was trained.
+    """
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    trainer_option: TrainerOption = build(config["trainer"])
+    if trainer_option.threads:
+        torch.set_num_threads(trainer_option.threads)
+    keep_heap()
+    corpus, tokenizer_option = build(config["corpus"]), build(config["tokenizer"])
+    cell = records.fingerprint(config, data_fingerprint(corpus, tokenizer_option))
+    identity = {key: config[key] for key in ("claim", "arm", "scale", "seed")} | {"cell": cell}
+    log.info("cell %s: %s", cell, {k: v for k, v in identity.items() if v is not None})
+
+    store = open_store(corpus, tokenizer_option, cache_dir())
+    format_, masking, task = build(config["format"]), build(config["masking"]), build(config["task"])
+    train_examples = format_.examples(store, "train")
+    model_option = build(config["model"])
+    model = PretrainingModel(model_option, store.tokenizer.vocab_size, store.tokenizer.pad_id, pair=task.pair)
+    initialise(model, config["seed"], model_option.init_scale)
+    parameters = cost.parameters(model)
+    log.info("data: %s; %d training sequences", store.path, train_examples.n)
+    log.info("model: %s parameters", f"{parameters['unique']:,}")
+
+    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = choose_precision(trainer_option.precision, accelerator)
+    targets = masking.targets(format_.max_length)
+    module = PretrainingModule(
+        model=model,
+        optimizer=build(config["optimizer"]),
+        schedule=build(config["schedule"]),
+        budget=build(config["budget"]),
+        pair_weight=task.pair_weight,
+        seed=config["seed"],
+        accumulate=trainer_option.accumulate,
+        log_every=trainer_option.log_every,
+        flops_per_step=cost.flops(
+            model_option, config["batch_size"], format_.max_length, store.tokenizer.vocab_size, targets, task.pair
+        ),
+        autocast=lambda: autocast(precision, accelerator),
+    )
+    tracker = build(config["tracker"])
+    status = "failed"
+    try:
+        checkpoint = directory / "checkpoints" / "last.ckpt"
+        start_step = 0
+        if checkpoint.exists():
+            start_step = int(torch.load(checkpoint, map_location="cpu", weights_only=True)["spent"]["steps"])
+            log.info("resuming %s at step %d", checkpoint, start_step)
+        data = ClozeData(
+            store=store,
+            examples=train_examples,
+            format=format_,
+            pair=pair_objective(task.pair),
+            masking=masking,
+            seed=config["seed"],
+            batch_size=config["batch_size"],
+            start_step=start_step,
+            num_workers=trainer_option.num_workers,
+        )
+        metric_log = MetricLog(directory)
+        metric_log.rewind(start_step)
+        rank_zero = int(os.environ.get("LOCAL_RANK", "0")) == 0
+        tracked = tracker.start(directory, identity, config) if rank_zero else None
+        trainer = make_trainer(directory, trainer_option, accelerator, [metric_log] + ([tracked] if tracked else []))
+        diverged: str | None = None
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=str(checkpoint) if start_step else None, weights_only=True)
+        except Diverged as error:
+            diverged = str(error)
+            log.warning("diverged: %s", error)
+        if not trainer.is_global_zero:
+            return {}
+        log.info("trained: %s", module.spent.as_dict())
+
+        measured = Measured()
+        if diverged is None:
+            measured = measure(config, module, model, store, format_, train_examples, masking, trainer_option)
+        scores = records.write_scores(directory / "scores.npz", measured.scores) if measured.scores else None
+        record = {
+            "schema": records.SCHEMA_VERSION,
+            **identity,
+            "status": "diverged" if diverged else "finished",
+            "reason": diverged,
+            "config": config,
+            "provenance": records.provenance() | {"precision": precision, "threads": torch.get_num_threads()},
+            "data": store.counts | {"training_sequences": train_examples.n, **train_examples.counts},
+            "budgets": module.spent.as_dict(),
+            "parameters": parameters,
+            "metrics": measured.metrics,
+            "scores": scores,
+        }
+        tracker.summary({name: metric["value"] for name, metric in measured.metrics.items()})
+        records.write_record(directory / "record.json", record)
+        status = str(record["status"])
+        return record
+    except Terminated:
+        status = "killed"
+        raise
+    finally:
+        tracker.finish(status)
+
+
+def make_trainer(directory: Path, option: TrainerOption, accelerator: str, loggers: list[Any]) -> Any:
+    """The Lightning Trainer of a cell: manual optimisation, no sanity steps, checkpoints by optimiser step."""
+    import pytorch_lightning as pl
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    return pl.Trainer(
+        accelerator="gpu" if accelerator == "cuda" else "cpu",
+        devices=option.devices,
+        strategy="ddp" if option.devices > 1 else "auto",
+        max_epochs=1,
+        logger=loggers,
+        callbacks=[
+            ModelCheckpoint(
+                dirpath=directory / "checkpoints",
+                filename="last",
+                save_top_k=1,
+                every_n_train_steps=option.checkpoint_every,
+                save_on_train_epoch_end=True,
+                enable_version_counter=False,
+            ),
+            CellProgress(show=option.progress),
+        ],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=directory,
+    )
+
+
+def measure(
+    config: dict[str, Any],
+    module: PretrainingModule,
+    model: PretrainingModel,
+    store: Any,
+    format_: Any,
+    train_examples: Any,
+    masking: Any,
+    option: TrainerOption,
+) -> Measured:
+    """Apply every chosen yardstick to the trained model."""
+    model.eval()
+    device = next(model.parameters()).device
+    validation_examples = format_.examples(store, "validation") if config["evaluation"] else None
+
+    def batches(
+        split: str, *, pair: str = "none", masked: bool = True, seed: int = 0, limit: int, rate: float = 0.15
+    ) -> Iterator[dict[str, Tensor]]:
+        examples = train_examples if split == "train" else validation_examples
+        views = fixed_batches(
+            store, examples, format_, pair_objective(pair), seed=seed, rate=rate if masked else None, limit=limit
+        )
+        for batch in views:
+            yield {key: torch.from_numpy(value).to(device) for key, value in batch.items()}
+
+    subject = Subject(model=model, batches=batches, device=device, autocast=module.autocast)
+    total = Measured()
+    for name, node in config["evaluation"].items():
+        begin = time.perf_counter()
+        measured = build(node).measure(subject)
+        total.metrics |= measured.metrics
+        total.scores |= measured.scores
+        values = {key: round(float(metric["value"]), 4) for key, metric in measured.metrics.items()}
+        log.info("%s (%.1f s): %s", name, time.perf_counter() - begin, values)
+    return total
+
+
+def die_with_parent() -> None:
+    """On Linux, end this process when the one that started it ends, however that ends."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the cell of a directory. Exit code 0 finished or diverged, 1 failed, 2 refused, 143 terminated."""
+    directory = Path(arguments[0])
+    if "--die-with-parent" in arguments[1:]:
+        die_with_parent()
+    handlers: list[logging.Handler] = [logging.FileHandler(directory / "train.log")]
+    if sys.stderr.isatty():
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", handlers=handlers, force=True)
+    logging.captureWarnings(True)
+    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    faulthandler.enable(file=handlers[0].stream)  # type: ignore[attr-defined]
+
+    def terminate(signum: int, frame: Any) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    failure = directory / "failure.json"
+    failure.unlink(missing_ok=True)
+    try:
+        run_cell(directory)
+        return 0
+    except ValueError as error:
+        reason, code, status = str(error), 2, "failed"
+        log.error("refused: %s", error, exc_info=True)
+    except (Terminated, KeyboardInterrupt) as error:
+        reason, code, status = type(error).__name__, 143, "killed"
+        log.error("killed: %s", type(error).__name__)
+    except BaseException as error:
+        reason, code, status = f"{type(error).__name__}: {error}", 1, "failed"
+        log.error("failed: %s\n%s", reason, traceback.format_exc())
+    one_line = " ".join(reason.split())
+    failure.write_text(json.dumps({"status": status, "reason": one_line, "log": str(directory / "train.log")}) + "\n")
+    print(f"clozelab: {one_line}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""The LightningModule: one optimiser step over one global batch.
+
+loss = (sum of token losses) / (targets of the step) + w * (sum of pair losses) / (sequences of the step)
+
+Both means run over the whole step: all micro-batches of all ranks. A batch of 8 in one piece, in 4 x 2 or on two ranks has
+one loss and one gradient. A step without targets gives 0 and zero gradients. (Pitfall: a mean of means gives short
+micro-batches the weight of long ones.)
+"""
+
+import math
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from clozelab.models.pretraining import PretrainingModel
+from clozelab.seeds import stream_key
+from clozelab.training.budget import Spent
+
+
+class Diverged(RuntimeError):
+    """The loss is not finite: the cell ends here and its record says so."""
+
+
+class PretrainingModule(pl.LightningModule):
+    """Trains a `PretrainingModel` until its budget is spent.
+
+    Args:
+        model: encoder and heads.
+        optimizer: the optimiser option (lr, clip; makes the parameter groups).
+        schedule: the schedule option; its `factor(progress)` scales the learning rate.
+        budget: the budget option; its `progress(spent)` ends the run at 1.
+        pair_weight: w above.
+        seed: of the dropout stream.
+        accumulate: micro-batches a step.
+        log_every: optimiser steps between two rows of the log.
+        flops_per_sequence: floating-point operations of one sequence, for the FLOP counter.
+        autocast: context factory for the forward pass.
+    """
+
+    def __init__(
+        self,
+        model: PretrainingModel,
+        optimizer: Any,
+        schedule: Any,
+        budget: Any,
+        pair_weight: float,
+        seed: int,
+        accumulate: int,
+        log_every: int,
+        flops_per_step: float,
+        autocast: Any,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.optimizer_option = optimizer
+        self.schedule = schedule
+        self.budget = budget
+        self.pair_weight = pair_weight
+        self.seed = seed
+        self.accumulate = accumulate
+        self.log_every = log_every
+        self.flops_per_step = flops_per_step
+        self.autocast = autocast
+        self.spent = Spent()
+        self._window: dict[str, Tensor | float] = {}
+        self._resumed_at = 0
+        self._clock = time.perf_counter()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One fused AdamW over decayed and undecayed parameters."""
+        optimizer: torch.optim.Optimizer = self.optimizer_option.build(self.model)
+        return optimizer
+
+    def on_train_start(self) -> None:
+        """Start the clocks."""
+        self._clock = time.perf_counter()
+        self._reset_window()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """One optimiser step over this rank's share of the global batch."""
+        # Dropout is a function of the step alone, so a resumed run draws what an uninterrupted one would have drawn.
+        torch.manual_seed(stream_key(self.seed, "dropout", self.spent.steps, self.global_rank))
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        counts = torch.stack(
+            [
+                (batch["target_ids"] != -100).sum(),
+                batch["attention_mask"].sum(),
+                torch.tensor(batch["input_ids"].shape[0], device=self.device),
+            ]
+        )
+        if self.trainer.world_size > 1:
+            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
+        targets, nonpad, rows = (int(n) for n in counts.tolist())
+
+        learning_rate = self.optimizer_option.lr * self.schedule.factor(self.budget.progress(self.spent))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+
+        world = self.trainer.world_size
+        for micro in self._micro_batches(batch):
+            with self.autocast():
+                output = self.model(micro)
+            # DDP averages gradients over ranks; times the world size, the average is the sum that the equation asks for.
+            loss = world * output.mlm_loss / max(targets, 1)
+            if output.pair_loss is not None:
+                loss = loss + world * self.pair_weight * output.pair_loss / rows
+            loss.backward()
+            self._add_to_window(output)
+        norm = self.optimizer_option.clip_gradients(self.model)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        # Lightning counts optimiser steps by its own wrapper, which manual optimisation without it leaves at 0.
+        self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_ready()
+        self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_completed()
+
+        now = time.perf_counter()
+        spent = self.spent
+        spent.steps += 1
+        spent.tokens += rows * batch["input_ids"].shape[1]
+        spent.nonpad_tokens += nonpad
+        spent.targets += targets
+        spent.examples += rows
+        spent.flops += self.flops_per_step
+        spent.seconds += now - self._clock
+        self._window_seconds += now - self._clock
+        self._window_tokens += nonpad
+        self._window_targets += targets
+        self._window_rows += rows
+        self._clock = now
+        done = self.budget.progress(spent) >= 1
+        if done or spent.steps % self.log_every == 0:
+            self._log_row(learning_rate, norm)
+        if done:
+            self.trainer.should_stop = True
+
+    def _micro_batches(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        if self.accumulate == 1:
+            return [batch]
+        pieces = {key: value.chunk(self.accumulate) for key, value in batch.items()}
+        return [{key: pieces[key][i] for key in pieces} for i in range(len(next(iter(pieces.values()))))]
+
+    # --- the window between two logging steps: sums stay tensors, so no step waits for a number -----------------------
+
+    def _reset_window(self) -> None:
+        self._window = {}
+        self._window_seconds = 0.0
+        self._window_tokens = self._window_targets = self._window_rows = 0
+
+    def _add_to_window(self, output: Any) -> None:
+        for key in ("mlm_loss", "mlm_correct", "pair_loss", "pair_correct"):
+            value = getattr(output, key)
+            if value is not None:
+                self._window[key] = self._window.get(key, 0.0) + value.detach()
+
+    def _log_row(self, learning_rate: float, norm: Tensor) -> None:
+        sums = dict(self._window)
+        if self.trainer.world_size > 1:
+            sums = {key: self.trainer.strategy.reduce(value, reduce_op="sum") for key, value in sums.items()}
+        targets, rows = max(self._window_targets, 1), max(self._window_rows, 1)
+        row = {
+            "loss/mlm": float(sums["mlm_loss"]) / targets,
+            "accuracy/mlm": float(sums["mlm_correct"]) / targets,
+            "learning_rate": learning_rate,
+            "gradient_norm": float(norm),
+            "progress": min(self.budget.progress(self.spent), 1.0),
+            "tokens_per_second": self._window_tokens / max(self._window_seconds, 1e-9),
+            **{f"spent/{key}": value for key, value in self.spent.as_dict().items() if key != "steps"},
+        }
+        if "pair_loss" in sums:
+            row["loss/pair"] = float(sums["pair_loss"]) / rows
+            row["accuracy/pair"] = float(sums["pair_correct"]) / rows
+        self._reset_window()
+        if not math.isfinite(row["loss/mlm"] + row.get("loss/pair", 0.0)):
+            raise Diverged(f"the loss is not finite at step {self.spent.steps}; lower optimizer.lr or raise schedule.warmup")
+        for logger in self.loggers:
+            logger.log_metrics(row, step=self.spent.steps)
+
+    # --- checkpoints hold plain containers only, so that the weights-only loader opens them ---------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the counters beside weights and optimiser state."""
+        checkpoint["spent"] = self.spent.as_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the counters back."""
+        self.spent = Spent(**checkpoint["spent"])
+        self._resumed_at = self.spent.steps
