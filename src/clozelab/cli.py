@@ -6,10 +6,8 @@ Exit codes: 0 done; 1 some cell failed; 2 the request was refused before anythin
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-SCALES = ("smoke", "cpu", "gpu", "paper")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,9 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _guarded(lambda: int(options.command(options)))
 
 
-def _guarded(command: "object") -> int:
+def _guarded(command: Callable[[], int]) -> int:
     try:
-        return int(command())  # type: ignore[operator]
+        return command()
     except ValueError as error:
         print(f"clozelab: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -37,7 +35,8 @@ def _guarded(command: "object") -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="clozelab", description="Published language-model pre-training claims as controlled, checkable experiments."
+        prog="clozelab",
+        description="Published language-model pre-training claims as controlled, checkable experiments.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -62,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     verdict.add_argument("--scale", help="the scale (default: every scale with evidence)")
     verdict.set_defaults(command=_verdict)
 
-    publish = commands.add_parser("publish", help="append a claim's records to its evidence and write its README and plot")
+    publish = commands.add_parser(
+        "publish", help="append a claim's records to its evidence and write its README and plot"
+    )
     publish.add_argument("claim", metavar="CLAIM")
     publish.add_argument("--scale", default="cpu")
     publish.add_argument("--runs-dir", type=Path, metavar="DIR")
@@ -82,9 +83,8 @@ def _train(overrides: list[str]) -> int:
 
 def _claims(options: argparse.Namespace) -> int:
     from clozelab.claims.listing import list_claims
-    from clozelab.paths import claim_roots
 
-    print(list_claims(claim_roots()))
+    print(list_claims())
     return 0
 
 

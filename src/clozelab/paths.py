@@ -1,4 +1,4 @@
-"""Where configurations and claims are found: in the checkout, or inside the installed package."""
+"""Where configurations are found, in the checkout or inside the installed package, and where runs are kept."""
 
 import os
 from pathlib import Path
@@ -17,12 +17,6 @@ def _shipped(name: str) -> Path:
 def conf_dir() -> Path:
     """Folder of the Hydra groups and presets."""
     return _shipped("conf")
-
-
-def claim_roots() -> list[Path]:
-    """Folders that hold claims, the user's own (`./experiments`) first."""
-    roots = [Path.cwd() / "experiments", _shipped("experiments")]
-    return [root for i, root in enumerate(roots) if root.is_dir() and root not in roots[:i]]
 
 
 def runs_dir() -> Path:

@@ -42,7 +42,12 @@ BUDGETS: tuple[str, ...] = ("steps", "tokens", "nonpad_tokens", "targets", "flop
 
 PARAMETERS: tuple[str, ...] = ("unique", "unshared", "embedding")
 
-VOLATILE: frozenset[str] = frozenset({"run_dir", "tracker", "launcher", "progress", "cache", "num_workers", "slots"})
+VOLATILE: frozenset[str] = frozenset(
+    {
+        *("runs_dir", "tracker", "launcher", "cache", "slots"),
+        *("progress", "num_workers", "threads", "log_every", "checkpoint_every"),
+    }
+)
 """Config keys, at any depth, that say where and how a cell runs but not what it computes. They are part neither of its
 identity nor of the comparison between arms."""
 
@@ -306,9 +311,9 @@ def append_record(path: Path, record: Record) -> bool:
                 return False
             if old.settled:
                 raise ValueError(
-                    f"{path} already holds a result of cell {record.cell} (arm {old.arm}, seed {old.seed}) that differs "
-                    "from this one. Evidence is append-only: keep the old result, or take its line out by hand and say "
-                    "why in the claim's notes.md"
+                    f"{path} already holds another result of cell {record.cell} (arm {old.arm}, seed {old.seed}). "
+                    "Evidence is append-only: keep the old result, or take its line out by hand and say why in the "
+                    "claim's notes.md"
                 )
         if before and not before.endswith("\n"):
             before += "\n"

@@ -33,7 +33,9 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def bits(seed: int, stream: str, key: tuple[int, ...], indices: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.uint64]:
+def bits(
+    seed: int, stream: str, key: tuple[int, ...], indices: npt.NDArray[np.int64], n: int
+) -> npt.NDArray[np.uint64]:
     """[B, n] uint64: n independent words for each of the B example indices."""
     base = np.uint64(stream_key(seed, stream, *key))
     row_B1 = _mix(_mix(indices.astype(np.uint64) * _GOLDEN + base) ^ base)[:, None]

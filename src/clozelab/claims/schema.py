@@ -17,6 +17,7 @@ The right-hand side may be a number: `mlm_sop > 0.5`, `mlm_nsp = 0.5 within 0.03
 
 import dataclasses
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -209,7 +210,7 @@ def parse_relation(text: str) -> Relation:
         names = [_operand(part.strip()) for part in re.split(r"[<>]", text)]
         sign = signs.pop()
         links = []
-        for left_operand, right_operand in zip(names, names[1:], strict=False):
+        for left_operand, right_operand in itertools.pairwise(names):
             if not isinstance(left_operand, str):
                 raise ValueError(f"relation {text!r}: a number may only stand last, as in 'a > 0.5'")
             if left_operand == right_operand:
@@ -300,8 +301,15 @@ class _Node:
 
 
 def _kind_name(kind: type) -> str:
-    names = {str: "text", int: "a whole number", float: "a number", list: "a list", dict: "a mapping", bool: "yes or no"}
-    return names.get(kind, kind.__name__)
+    names = {
+        str: "text",
+        int: "a whole number",
+        float: "a number",
+        list: "a list",
+        dict: "a mapping",
+        bool: "yes or no",
+    }
+    return "yes or no" if kind is bool else names.get(kind, kind.__name__)
 
 
 def _kind(value: Any) -> str:

@@ -57,7 +57,7 @@ def mean_sd(x: Values) -> tuple[float, float]:
 
 
 def t_interval(x: Values, level: float = 0.95) -> Interval:
-    """Student's t interval for the mean of paired differences. Its coverage is exact for normal differences at any n."""
+    """Student's t interval for the mean of paired differences; exact for normal differences at any n."""
     from scipy.special import stdtrit
 
     values = _sample(x)

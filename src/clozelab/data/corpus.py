@@ -88,7 +88,7 @@ def digest(*parts: object) -> str:
 
 @dataclasses.dataclass
 class CorpusOption:
-    """What every corpus can be told; a source adds where its text is and overrides `source` and `source_fingerprint`."""
+    """What every corpus can be told; a source adds where its text is, `source` and `source_fingerprint`."""
 
     language: str = "en"
     """ISO 639 code for the sentence segmenter."""
@@ -109,7 +109,7 @@ class CorpusOption:
             raise ValueError(f"corpus.train_documents is {self.train_documents}; give 1 or more, or null for all")
 
     @property
-    def name(self) -> str:
+    def title(self) -> str:
         """How messages call this corpus."""
         return type(self).__name__
 
@@ -139,18 +139,19 @@ class CorpusOption:
                 content = content_hash(text)
                 yield Document(identifier, text, _split_of_hash(content, self.validation, self.test), content)
         if count == 0:
-            raise ValueError(f"corpus {self.name} holds no document with a word in it")
+            raise ValueError(f"corpus {self.title} holds no document with a word in it")
 
     def read(self) -> Iterator[Document]:
         """Every document in order, streamed: the source is read through once (twice under `train_documents`)."""
         if self.train_documents is None:
             yield from self._read()
             return
-        training = ((document.content, number) for number, document in enumerate(self._read()) if document.split == "train")
+        every = enumerate(self._read())
+        training = ((document.content, number) for number, document in every if document.split == "train")
         kept = {number for _, number in heapq.nsmallest(self.train_documents, training)}
         if len(kept) < self.train_documents:
             raise ValueError(
-                f"corpus.train_documents is {self.train_documents}, but corpus {self.name} has only {len(kept)} "
+                f"corpus.train_documents is {self.train_documents}, but corpus {self.title} has only {len(kept)} "
                 "training documents; give fewer, or null for all"
             )
         for number, document in enumerate(self._read()):

@@ -35,24 +35,16 @@ class HeldoutMLM:
         losses, corrects, counts = [], [], []
         with torch.no_grad():
             for batch in subject.batches("validation", rate=self.rate, seed=self.seed, limit=self.examples):
-                hidden_BSH = subject.encode(batch)
-                used_BK = batch["target_ids"] != -100
-                row_N, slot_N = used_BK.nonzero(as_tuple=True)
-                hidden_NH = hidden_BSH[row_N, batch["target_positions"][row_N, slot_N]]
-                target_N = batch["target_ids"][row_N, slot_N]
                 with subject.autocast():
-                    logits_NV = subject.model.mlm_head(hidden_NH)
-                loss_N = torch.nn.functional.cross_entropy(logits_NV.float(), target_N, reduction="none")
-                right_N = (logits_NV.argmax(-1) == target_N).float()
-                zero_B = torch.zeros(used_BK.shape[0], device=loss_N.device)
-                losses.append(zero_B.index_add(0, row_N, loss_N).cpu().numpy())
-                corrects.append(zero_B.index_add(0, row_N, right_N).cpu().numpy())
-                counts.append(used_BK.sum(1).cpu().numpy())
-        loss_E, right_E, count_E = (np.concatenate(x).astype(np.float64) for x in (losses, corrects, counts))
+                    scores = subject.model.scores(batch)
+                losses.append(scores.mlm_loss_BK.double().sum(1).cpu().numpy())
+                corrects.append(scores.mlm_correct_BK.double().sum(1).cpu().numpy())
+                counts.append(scores.mlm_used_BK.double().sum(1).cpu().numpy())
+        loss_E, right_E, count_E = (np.concatenate(x) for x in (losses, corrects, counts))
         total = count_E.sum()
 
         def metric(value: float, direction: str) -> dict[str, object]:
-            return {"value": float(value), "direction": direction, "n": int(total), "yardstick": "heldout_mlm"}
+            return {"value": float(value), "direction": direction, "n": int(total)}
 
         return Measured(
             metrics={
@@ -60,8 +52,7 @@ class HeldoutMLM:
                 "heldout_mlm.accuracy": metric(right_E.sum() / total, "max"),
             },
             scores={
-                "heldout_mlm.loss": loss_E / count_E,
-                "heldout_mlm.accuracy": right_E / count_E,
-                "heldout_mlm.targets": count_E,
+                "heldout_mlm.loss": np.stack([loss_E, count_E], axis=1),
+                "heldout_mlm.accuracy": np.stack([right_E, count_E], axis=1),
             },
         )

@@ -49,7 +49,6 @@ class SentencePairs:
                 "value": float(right_E.mean()),
                 "direction": "max",
                 "n": len(right_E),
-                "yardstick": "sentence_pairs",
             }
             measured.scores[name] = right_E
 
@@ -67,7 +66,6 @@ class SentencePairs:
             "value": float(np.mean(probes)),
             "direction": "max",
             "n": sum(len(measured.scores[f"pairs.{name}.probe"]) for name in OBJECTIVES),
-            "yardstick": "sentence_pairs",
         }
         return measured
 
@@ -76,16 +74,16 @@ class SentencePairs:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """features_EF, labels_E and the own head's predictions_E (None where the arm has no head for this objective)."""
         features, labels, own = [], [], []
-        has_head = subject.model.pair_head is not None and subject.model.pair_objective == objective
+        has_head = subject.model.pair is not None and subject.pair_objective == objective
         with torch.no_grad():
             for batch in subject.batches(split, pair=objective, masked=False, seed=self.seed, limit=limit):
                 hidden_BSH = subject.encode(batch)
                 features.append(pool(hidden_BSH, batch["segment_ids"], batch["attention_mask"]).cpu())
                 labels.append(batch["pair_labels"].cpu())
                 if has_head:
-                    assert subject.model.pair_head is not None
+                    assert subject.model.pair is not None
                     with subject.autocast():
-                        own.append(subject.model.pair_head(hidden_BSH).argmax(-1).cpu())
+                        own.append(subject.model.pair(hidden_BSH).argmax(-1).cpu())
         return torch.cat(features), torch.cat(labels), torch.cat(own) if own else None
 
 

@@ -22,7 +22,7 @@ class Measured:
     """Metrics and the per-example scores behind them."""
 
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> {value, direction ("min" | "max"), n, yardstick}."""
+    """Name -> {value, direction ("min" | "max"), n}; the cell adds which yardstick it was."""
     scores: dict[str, npt.NDArray[np.floating[Any]]] = field(default_factory=dict)
     """Name -> one number an example [N], in the order of the yardstick's examples."""
 
@@ -32,6 +32,8 @@ class Subject:
     """A trained model and the data it is measured on."""
 
     model: PretrainingModel
+    pair_objective: str
+    """What the model's pair head (if it has one) was trained on: none, next or order."""
     batches: Callable[..., Iterator[dict[str, Tensor]]]
     """`batches(split, pair=..., masked=..., seed=..., limit=..., rate=...)`: the fixed view of a split."""
     device: torch.device

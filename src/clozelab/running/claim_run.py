@@ -76,7 +76,9 @@ class Plan:
         return sorted(p.parent for p in self.directory.glob("*/record.json") if p.parent not in own)
 
 
-def make_plan(claim: Claim, scale: str, runs: Path, seeds: int | None = None, overrides: list[str] | None = None) -> Plan:
+def make_plan(
+    claim: Claim, scale: str, runs: Path, seeds: int | None = None, overrides: list[str] | None = None
+) -> Plan:
     """Compose and guard every cell.
 
     Args:
@@ -89,7 +91,7 @@ def make_plan(claim: Claim, scale: str, runs: Path, seeds: int | None = None, ov
             undeclared key.
     """
     level = claim.scale(scale)
-    chosen = level.seed_list(claim.seeds, seeds)
+    chosen = claim.planned_seeds(scale, seeds)
     directory = runs / claim.id / scale
     common = [*level.overrides, *(overrides or [])]
     by_arm: dict[str, dict[str, Any]] = {}
@@ -131,7 +133,11 @@ def prepare(plan: Plan) -> None:
             prepare_data(config)
     for cell in plan.missing():
         freeze(cell.directory, cell.config)
-    frozen = {"claim": plan.claim.id, "scale": plan.scale, "cells": [[c.arm, c.seed, c.id, c.directory.name] for c in plan.cells]}
+    frozen = {
+        "claim": plan.claim.id,
+        "scale": plan.scale,
+        "cells": [[c.arm, c.seed, c.id, c.directory.name] for c in plan.cells],
+    }
     (plan.directory / "plan.json").write_text(json.dumps(frozen, indent=1) + "\n")
 
 

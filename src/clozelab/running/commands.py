@@ -7,7 +7,7 @@ from rich.console import Console
 
 from clozelab.claims.commands import present, write_evidence
 from clozelab.claims.schema import resolve_claim
-from clozelab.paths import claim_roots, runs_dir
+from clozelab.paths import runs_dir
 from clozelab.running.claim_run import Plan, locked, make_plan, prepare
 from clozelab.running.display import SweepDisplay
 from clozelab.running.pool import Job, Outcome, run_jobs
@@ -43,7 +43,7 @@ def run(
     """
     if slots is not None and slots < 1:
         raise ValueError(f"--slots is {slots}; it must be at least 1")
-    claim = resolve_claim(name, claim_roots())
+    claim = resolve_claim(name)
     plan = make_plan(claim, scale, runs or runs_dir(), seeds, overrides)
     missing = plan.missing()
     console = Console(stderr=True)
@@ -74,7 +74,8 @@ def _report(plan: Plan) -> None:
     found = plan.records()
     if not found:
         return
-    present(plan.claim, found, plan.scale, plan.directory, expected=[(cell.arm, cell.seed) for cell in plan.cells])
+    seeds = tuple(dict.fromkeys(cell.seed for cell in plan.cells))
+    present(plan.claim, found, plan.scale, plan.directory, seeds)
 
 
 def publish(name: str, scale: str, runs: Path | None) -> int:
@@ -83,11 +84,13 @@ def publish(name: str, scale: str, runs: Path | None) -> int:
     Raises:
         ValueError: nothing is finished, or the evidence holds the same cell with another result.
     """
-    claim = resolve_claim(name, claim_roots())
+    claim = resolve_claim(name)
     plan = make_plan(claim, scale, runs or runs_dir())
     done = [(record, cell.directory) for cell in plan.cells if (record := cell.record()) is not None]
     if not done:
-        raise ValueError(f"{plan.directory} holds no finished cell of {claim.id}; `clozelab run {claim.id} --scale {scale}` first")
+        raise ValueError(
+            f"{plan.directory} holds no finished cell of {claim.id}; `clozelab run {claim.id} --scale {scale}` first"
+        )
     write_evidence(claim, scale, done)
     return 0
 

@@ -43,7 +43,9 @@ def one_line(error: BaseException, overrides: list[str]) -> str:
     head = [line.strip() for line in text.splitlines() if line.strip()]
     kept = []
     for line in head:
-        if line.startswith(("Config search path", "provider=", "full_key", "object_type", "reference_type", "To append")):
+        if line.startswith(
+            ("Config search path", "provider=", "full_key", "object_type", "reference_type", "To append")
+        ):
             if line.startswith("full_key"):
                 kept.append(f"(key {line.partition(':')[2].strip()})")
             if not line.startswith("full_key"):
@@ -90,7 +92,7 @@ def validate(config: dict[str, Any]) -> None:
         )
     vocab_size = getattr(options["tokenizer"], "vocab_size", 30522)
     with torch.device("meta"):
-        PretrainingModel(model, vocab_size, 0, pair=options["task"].pair)
+        PretrainingModel(model, vocab_size, 0, pair=options["task"].pair != "none")
 
 
 def prepare_data(config: dict[str, Any]) -> None:

@@ -55,7 +55,9 @@ class SweepDisplay:
         if outcome.done:
             row = last_row(outcome.job.directory) or {}
             loss = f", training loss {row['loss/mlm']:.3f}" if "loss/mlm" in row else ""
-            self._progress.console.print(f"{head}: done in {minutes}:{seconds:02d}{loss}", highlight=False, markup=False)
+            self._progress.console.print(
+                f"{head}: done in {minutes}:{seconds:02d}{loss}", highlight=False, markup=False
+            )
         else:
             self._progress.console.print(
                 f"{head}: FAILED after {minutes}:{seconds:02d}: {outcome.reason} (log: {outcome.job.directory / 'train.log'})",

@@ -89,7 +89,9 @@ class WandbTracker:
             )
             run.define_metric("*", step_metric="step")
         except Exception as error:  # a tracker's outage must never cost a run
-            log.warning("tracker: W&B could not start (%s: %s); the run goes on without it", type(error).__name__, error)
+            log.warning(
+                "tracker: W&B could not start (%s: %s); the run goes on without it", type(error).__name__, error
+            )
             return None
         self._run = run
         return WandbLogger(experiment=run, save_dir=str(directory))

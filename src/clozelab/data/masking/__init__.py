@@ -1,0 +1,1 @@
+"""Which positions are hidden and what is put there: one file a policy."""

@@ -1,0 +1,36 @@
+"""The newest state of a run, always whole on disk.
+
+Lightning's own ModelCheckpoint counts batches where this project counts optimiser steps, and writes in place; a kill while it
+writes would leave half a file where the only good one was.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+
+def save_checkpoint(trainer: pl.Trainer, path: Path) -> None:
+    """Write the trainer's state beside `path` and rename it into place. Every rank must call this."""
+    temporary = path.with_suffix(".part")
+    trainer.save_checkpoint(temporary)
+    if trainer.is_global_zero:
+        temporary.replace(path)
+
+
+class LastCheckpoint(Callback):
+    """Keeps `path` at most `every` optimiser steps old.
+
+    Args:
+        path: the one checkpoint file of the run.
+        every: optimiser steps between two writes.
+    """
+
+    def __init__(self, path: Path, every: int) -> None:
+        self._path, self._every = path, every
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the state when it is time; the final one is written by the cell."""
+        if pl_module.spent.steps % self._every == 0:
+            save_checkpoint(trainer, self._path)

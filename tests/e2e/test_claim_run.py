@@ -1,0 +1,138 @@
+"""A claim from its yaml to its verdict, and what interrupts it on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import TINY
+
+CLAIM = {
+    "id": "toy",
+    "title": "Two learning rates",
+    "says": "A learning rate of nothing learns nothing.",
+    "sources": [{"paper": "none", "arxiv": "0000.00000", "year": 2026, "where": "a test"}],
+    "arms": {"still": {"overrides": ["optimizer.lr=1e-12"]}, "moving": {"overrides": ["optimizer.lr=5e-3"]}},
+    "control": "still",
+    "varies": ["optimizer.lr"],
+    "matched": {"steps": 0.0},
+    "predictions": [
+        {
+            "id": "learns",
+            "says": "The moving arm has the lower loss.",
+            "metric": "heldout_mlm.loss",
+            "relation": "moving < still",
+            "basis": "arithmetic",
+        }
+    ],
+    "seeds": [0, 1, 2],
+    "scales": {"smoke": {"overrides": TINY, "seeds": 2, "says": "seconds", "expected_time": "seconds"}},
+}
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    folder = tmp_path / "experiments" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "claim.yaml").write_text(yaml.safe_dump(CLAIM))
+    return tmp_path
+
+
+def clozelab(workplace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "clozelab.cli", *arguments], cwd=workplace, capture_output=True, text=True, check=False
+    )
+
+
+def snapshot(workplace: Path) -> dict[str, bytes]:
+    return {str(p.parent.name): p.read_bytes() for p in sorted(workplace.glob("runs/toy/smoke/*/record.json"))}
+
+
+@pytest.mark.slow
+def test_run_twice_publish_and_judge_again(workplace: Path) -> None:
+    first = clozelab(workplace, "run", "toy", "--scale", "smoke")
+    assert first.returncode == 0, first.stderr
+    before = snapshot(workplace)
+    assert len(before) == 4
+    again = clozelab(workplace, "run", "toy", "--scale", "smoke")
+    assert again.returncode == 0
+    assert "4 done, 0 to run" in again.stderr
+    assert again.stdout == first.stdout
+    assert snapshot(workplace) == before
+
+    published = clozelab(workplace, "publish", "toy", "--scale", "smoke")
+    assert published.returncode == 0, published.stderr
+    evidence = workplace / "experiments/toy/evidence/smoke.jsonl"
+    assert len(evidence.read_text().splitlines()) == 4
+    assert "0 record(s) added" in clozelab(workplace, "publish", "toy", "--scale", "smoke").stdout
+    verdict = clozelab(workplace, "verdict", "toy")
+    assert verdict.returncode == 0
+    assert "moving < still" in verdict.stdout
+    assert "generated from something else" not in verdict.stdout
+    assert "toy" in clozelab(workplace, "claims").stdout
+
+
+@pytest.mark.slow
+def test_killed_halfway_only_the_missing_cells_run(workplace: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clozelab.cli", "run", "toy", "--scale", "smoke", "--slots", "1"],
+        cwd=workplace,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(snapshot(workplace)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = snapshot(workplace)
+    assert 2 <= len(before) < 4
+    times = {p: p.stat().st_mtime_ns for p in workplace.glob("runs/toy/smoke/*/record.json")}
+    done = clozelab(workplace, "run", "toy", "--scale", "smoke")
+    assert done.returncode == 0, done.stderr
+    assert f"{len(before)} done, {4 - len(before)} to run" in done.stderr
+    after = snapshot(workplace)
+    assert len(after) == 4
+    assert {name: after[name] for name in before} == before
+    assert {p: p.stat().st_mtime_ns for p in times} == times
+
+
+@pytest.mark.slow
+def test_a_failing_cell_is_named_and_stops_no_other(workplace: Path) -> None:
+    assert clozelab(workplace, "run", "toy", "--scale", "smoke", "--dry-run").returncode == 0
+    assert not list(workplace.glob("runs/toy/smoke/*/config.yaml"))
+    code = (
+        "import sys, clozelab.running.claim_run as r, clozelab.running.commands as c\n"
+        "prepare = r.prepare\n"
+        "def sabotage(plan):\n"
+        "    prepare(plan)\n"
+        "    cell = plan.cells[1]\n"
+        "    (cell.directory / 'config.yaml').write_text('not: a config')\n"
+        "c.prepare = sabotage\n"
+        "from clozelab.cli import main\n"
+        "sys.exit(main(['run', 'toy', '--scale', 'smoke']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "1 of 4 failed" in done.stderr
+    assert "moving seed 0" in done.stderr
+    assert len(snapshot(workplace)) == 3
+    assert "inconclusive" in done.stdout.lower()
+
+
+def test_an_undeclared_difference_is_refused_before_anything_runs(workplace: Path) -> None:
+    claim = json.loads(json.dumps(CLAIM))
+    claim["arms"]["moving"]["overrides"].append("batch_size=4")
+    (workplace / "experiments/toy/claim.yaml").write_text(yaml.safe_dump(claim))
+    done = clozelab(workplace, "run", "toy", "--scale", "smoke")
+    assert done.returncode == 2
+    assert "batch_size" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (workplace / "runs").exists()
