@@ -82,7 +82,7 @@ def build(config: DictConfig | Mapping[str, Any]) -> Any:
     Raises:
         ValueError: the node names no `_target_`, has a key its option lacks, or a value the option refuses.
     """
-    plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else dict(config)
+    plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else dict(config)  # type: ignore[arg-type]
     assert isinstance(plain, dict)
     target = plain.pop("_target_", None)
     if not isinstance(target, str):
@@ -93,4 +93,4 @@ def build(config: DictConfig | Mapping[str, Any]) -> Any:
     unknown = sorted(str(key) for key in plain if key not in known)
     if unknown:
         raise ValueError(f"{target} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    return cls(**plain)
+    return cls(**{str(key): value for key, value in plain.items()})

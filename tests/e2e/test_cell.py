@@ -61,7 +61,10 @@ def test_going_on_equals_never_having_stopped(make_cell: MakeCell, variation: li
     run_cell(whole)
     parts = make_cell("parts", "task=mlm_sop", "trainer.checkpoint_every=5", *variation)
     killer = (
-        "import os, sys; from pathlib import Path; import clozelab.training.module as m; from clozelab.training.cell import run_cell\n"
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "import clozelab.training.module as m\n"
+        "from clozelab.training.cell import run_cell\n"
         "step = m.PretrainingModule.training_step\n"
         "def dying(self, batch, i):\n"
         "    if self.spent.steps == 8: os._exit(9)\n"
@@ -72,7 +75,6 @@ def test_going_on_equals_never_having_stopped(make_cell: MakeCell, variation: li
     assert subprocess.run([sys.executable, "-c", killer, str(parts)], check=False).returncode == 9
     assert not (parts / "record.json").exists()
     run_cell(parts)
-    assert "resuming" in (parts / "train.log").read_text() if (parts / "train.log").exists() else True
     assert_same(weights(whole), weights(parts))
     assert rows(whole) == rows(parts)
 

@@ -8,6 +8,7 @@ What is not plain goes through the library itself, line by line: lines with a si
 normaliser may drop or change it), and lines in which an added token such as "[MASK]" stands.
 """
 
+import itertools
 import json
 import re
 
@@ -54,7 +55,7 @@ class WordCache:
     def _learn(self, words: list[str]) -> None:
         lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
         lengths_W = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-        flat = np.fromiter((i for ids in lists for i in ids), dtype=np.uint32, count=int(lengths_W.sum()))
+        flat = np.fromiter(itertools.chain.from_iterable(lists), dtype=np.uint32, count=int(lengths_W.sum()))
         starts_W = np.cumsum(lengths_W) - lengths_W + len(self._pieces)
         first = len(self._number)
         self._number.update(zip(words, range(first, first + len(words)), strict=True))

@@ -7,6 +7,7 @@ that follows is then fixed by counts.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -19,7 +20,7 @@ import tokenizers.trainers
 
 ALPHABET = 1000
 """Distinct signs that get entries, most frequent first; words with any other become [UNK] (as the library does it)."""
-_PIECE = 1 << 20  # signs counted at a time
+_DISTINCT = 1 << 20  # runs of signs held in memory at a time
 
 
 def wordpiece(model: tokenizers.models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
@@ -65,33 +66,34 @@ def train_wordpiece(
 def _signs(texts: Iterable[str], inner: tokenizers.Tokenizer) -> tuple[list[str], set[str]]:
     """(the most frequent signs of the normalised texts, the signs met inside words after their first sign)."""
     all_counts = np.zeros(0x110000, dtype=np.int64)
-    inside_counts = np.zeros(0x110000, dtype=np.int64)
+    inside = np.zeros(0x110000, dtype=bool)
     parts = np.full(0x110000, -1, dtype=np.int8)  # 1: stands alone or is white space; 0: part of words; -1: not met yet
-    for text in _joined(texts):
-        normal = inner.normalizer.normalize_str(text).encode("utf-32-le", "surrogatepass")
-        codes_T = np.frombuffer(normal, dtype="<u4").astype(np.int64)
-        counts = np.bincount(codes_T)
+    for chunks in _distinct(texts):
+        # White space always ends a word, so each distinct run of other signs is normalised once.
+        normal = [inner.normalizer.normalize_str(chunk) for chunk in chunks]
+        text = "\n".join(normal) + "\n"
+        codes_T = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
+        times_T = np.repeat(list(chunks.values()), [len(chunk) + 1 for chunk in normal])
+        counts = np.bincount(codes_T, weights=times_T).astype(np.int64)
         all_counts[: len(counts)] += counts
         for code in np.flatnonzero(counts).tolist():
             if parts[code] < 0:
                 parts[code] = len(inner.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")) > 1
         apart_T = parts[codes_T].astype(bool)
-        counts = np.bincount(codes_T[1:][~apart_T[1:] & ~apart_T[:-1]])
-        inside_counts[: len(counts)] += counts
+        inside[codes_T[1:][~apart_T[1:] & ~apart_T[:-1]]] = True
     order = np.argsort(-all_counts, kind="stable")  # equal counts in order of code points
     met = (chr(code) for code in order.tolist() if all_counts[code])
     alphabet = list(itertools.islice((sign for sign in met if not sign.isspace()), ALPHABET))
-    return alphabet, {sign for sign in alphabet if inside_counts[ord(sign)]}
+    return alphabet, {sign for sign in alphabet if inside[ord(sign)]}
 
 
-def _joined(texts: Iterable[str]) -> Iterator[str]:
-    """The texts in larger pieces, white space between them."""
-    held: list[str] = []
-    size = 0
+def _distinct(texts: Iterable[str]) -> Iterator[Counter[str]]:
+    """How often each run of signs without white space stands in the texts; in parts, to be added up."""
+    chunks: Counter[str] = Counter()
     for text in texts:
-        held.append(text)
-        size += len(text)
-        if size > _PIECE:
-            yield "\n".join(held)
-            held, size = [], 0
-    yield "\n".join(held)
+        chunks.update(text.split())
+        if len(chunks) > _DISTINCT:
+            yield chunks
+            chunks = Counter()
+    if chunks:
+        yield chunks

@@ -1,8 +1,8 @@
 """Two thirds of the matrix of ALBERT, Table 5: NSP and SOP accuracy of every arm (the third is `heldout_mlm.accuracy`).
 
-An arm is measured by its own head on the objective that it was trained on (`own`), and every arm, whatever it was trained on,
-by a linear probe on the frozen encoder (`probe`): logistic regression on [h_CLS; mean h_A; mean h_B], fitted on pairs of the
-training split and scored on pairs of the validation split.
+An arm is measured by its own head on the objective that it was trained on (`own`), and every arm, whatever it was
+trained on, by a linear probe on the frozen encoder (`probe`): logistic regression on [h_CLS; mean h_A; mean h_B],
+fitted on pairs of the training split and scored on pairs of the validation split.
 """
 
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ def fit_logistic(features_EF: Tensor, labels_E: Tensor, l2: float) -> Any:
         solver.zero_grad()
         loss = torch.nn.functional.binary_cross_entropy_with_logits(x_EF @ weight_F + bias, y_E)
         loss = loss + 0.5 * l2 * weight_F.square().sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     with torch.enable_grad():

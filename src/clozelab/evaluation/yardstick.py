@@ -1,7 +1,8 @@
 """What every yardstick gets and gives.
 
 A yardstick is an option of the group `evaluation` with one method, `measure(subject) -> Measured`. It is fixed once per
-corpus and its own seed: every arm and every seed of a claim is measured on the same masked positions and the same pairs.
+corpus and its own seed: every arm and every seed of a claim is measured on the same masked positions and the same
+pairs.
 """
 
 from collections.abc import Callable, Iterator

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clozelab.models.dropout import keep_mask, rounded_rate
+from clozelab.models.linear import Linear, linear
 
 
 def _split_heads(x_BSX: Tensor, heads: int, parts: int) -> Tensor:
@@ -109,8 +110,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.rate = rate
-        self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.output = nn.Linear(hidden, hidden)
+        self.qkv = Linear(hidden, 3 * hidden)
+        self.output = Linear(hidden, hidden)
 
     def forward(self, x_BSH: Tensor, mask_BS: Tensor | None, x_BQH: Tensor | None = None) -> Tensor:
         """[B, Q, H]: attention from the queries x_BQH (all positions if None) to x_BSH."""
@@ -118,7 +119,7 @@ class SelfAttention(nn.Module):
             qkv_BSX, q_BQH = self.qkv(x_BSH), None
         else:
             hidden = x_BSH.shape[-1]
-            q_BQH = F.linear(x_BQH, self.qkv.weight[:hidden], self.qkv.bias[:hidden])
-            qkv_BSX = F.linear(x_BSH, self.qkv.weight[hidden:], self.qkv.bias[hidden:])
+            q_BQH = linear(x_BQH, self.qkv.weight[:hidden], self.qkv.bias[:hidden])
+            qkv_BSX = linear(x_BSH, self.qkv.weight[hidden:], self.qkv.bias[hidden:])
         y_BQH: Tensor = self.output(attend(qkv_BSX, q_BQH, mask_BS, self.heads, self.rate if self.training else 0.0))
         return y_BQH

@@ -1,4 +1,4 @@
-"""The encoder family: BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and ALBERT (Lan et al. 2020) as settings of one model.
+"""One encoder, of which BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and ALBERT (Lan et al. 2020) are settings.
 
 Shapes: B sequences, S positions, Q positions asked for, H hidden.
 """
@@ -32,7 +32,7 @@ class EncoderOption:
     position_offset: int = 0
     """Unused rows before position 0: RoBERTa counts positions from padding_idx + 1 = 2."""
     segments: int = 2
-    """Rows of the segment embedding. 1 (RoBERTa): all positions are in segment 0, also those of a pair. 0: no embedding."""
+    """Rows of the segment embedding. 1 (RoBERTa): every position is in segment 0, also in a pair. 0: no embedding."""
     share: str = "none"
     """Parameters shared across layers: none, or all (ALBERT, section 3.1)."""
     activation: str = "gelu"
@@ -44,7 +44,7 @@ class EncoderOption:
     attention_dropout: float = 0.1
     """On the attention weights; rounded to k/256 on a CPU."""
     init_scale: float = 0.02
-    """Standard deviation before truncation at two of them. 0.02 is BERT's at width 768 and above; see conf/model for less."""
+    """Standard deviation, before truncation at two of them. BERT's 0.02 is for widths of 768 and above."""
     tie_output: bool = True
     """The masked-language-model head multiplies by the token embedding; otherwise by a matrix of its own."""
 
@@ -125,21 +125,34 @@ class Encoder(nn.Module):
             input_ids: [B, S] int64.
             segment_ids: [B, S] int64.
             attention_mask: [B, S] bool, False = padding; None = no padding.
-            positions_BQ: [B, Q] int64, the positions whose hidden states are wanted. The last block is computed only there,
-                which changes no value: nothing reads its other outputs.
+            positions_BQ: [B, Q] int64, the positions whose hidden states are wanted. The last block is computed only
+                there, which changes no value: nothing reads its other outputs.
 
         Returns:
             [B, S, H], or [B, Q, H] at the positions asked for.
         """
+        return self.encode(self.embeddings.token(input_ids), segment_ids, attention_mask, positions_BQ)
+
+    def encode(
+        self,
+        token_BSE: Tensor,
+        segment_ids: Tensor,
+        attention_mask: Tensor | None,
+        positions_BQ: Tensor | None = None,
+    ) -> Tensor:
+        """`forward` from token vectors on."""
+        length, limit = token_BSE.shape[1], self.option.positions
+        if length > limit:
+            raise ValueError(f"sequences of {length} positions need model.positions >= {length}, which is {limit}")
         mask_BS = attention_mask
         # Where looking costs nothing (a GPU would wait), a mask that allows everything is dropped.
         if mask_BS is not None and mask_BS.device.type == "cpu" and bool(mask_BS.all()):
             mask_BS = None
-        x_BSH = self.embeddings(input_ids, segment_ids)
+        x_BSH = self.embeddings(token_BSE, segment_ids)
         for layer in range(self.option.layers - 1):
             x_BSH = self.blocks[layer % len(self.blocks)](x_BSH, mask_BS)
         x_BQH = None
         if positions_BQ is not None:
             x_BQH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, x_BSH.shape[-1]))
-        x_BSH = self.blocks[-1](x_BSH, mask_BS, x_BQH)
-        return x_BSH
+        last_BQH: Tensor = self.blocks[-1](x_BSH, mask_BS, x_BQH)
+        return last_BQH

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from clozelab.models.encoder import Encoder
 from clozelab.models.layers import Activation
+from clozelab.models.linear import Linear
 
 
 class MaskedLMHead(nn.Module):
@@ -18,9 +19,10 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         option = encoder.option
         token = encoder.embeddings.token
-        self.dense = nn.Linear(option.hidden, option.embedding_size)
+        self.dense = Linear(option.hidden, option.embedding_size)
         self.activation = Activation(option.activation)
         self.norm = nn.LayerNorm(option.embedding_size, option.norm_eps)
+        self.tied = option.tie_output
         self.weight = token.weight if option.tie_output else nn.Parameter(torch.empty_like(token.weight))
         self.bias = nn.Parameter(torch.zeros(token.num_embeddings))
 
@@ -39,8 +41,8 @@ class PairHead(nn.Module):
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.pooler = nn.Linear(hidden, hidden)
-        self.classifier = nn.Linear(hidden, 2)
+        self.pooler = Linear(hidden, hidden)
+        self.classifier = Linear(hidden, 2)
 
     def forward(self, hidden_BSH: Tensor) -> Tensor:
         """[B, 2] logits: true order / true next, swapped / random."""

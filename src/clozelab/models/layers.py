@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from clozelab.models.attention import SelfAttention
 from clozelab.models.dropout import add_dropped
+from clozelab.models.linear import Linear
 
 # "gelu" is the exact one (BERT's paper, RoBERTa); "gelu_new" its tanh approximation (the later ALBERT releases).
 GELU_APPROXIMATION = {"gelu": "none", "gelu_new": "tanh"}
@@ -32,9 +33,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden: int, ffn: int, activation: str) -> None:
         super().__init__()
-        self.up = nn.Linear(hidden, ffn)
+        self.up = Linear(hidden, ffn)
         self.activation = Activation(activation)
-        self.down = nn.Linear(ffn, hidden)
+        self.down = Linear(ffn, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down(self.activation(self.up(x)))

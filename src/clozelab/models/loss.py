@@ -1,16 +1,19 @@
 """Cross-entropy over a vocabulary, with the gradient of the logits made in place of the logits.
 
-    loss_n = log sum_v exp(z_nv) - z_n,t(n),   z = h W^T + b,   dloss_n/dz_nv = exp(z_nv) / s_n - [v = t(n)]
+    loss_n = log sum_v exp(z_vn) - z_t(n),n     z = W h^T + b     dloss_n/dz_vn = exp(z_vn) / s_n - [v = t(n)]
 
-The [N, V] logits dwarf every other activation of a small model, so what counts is the number of passes over them. Here the
-matrix holds z, then e = exp(z) in place, then s_n times the gradient in place (the row sum s_n is divided out of the small
-factors h and dh instead): three products, one exponential, one sum and one maximum. Left to autograd the matrix is copied
-to float32, normalised and saved, and the same again backwards.
+The V x N logits dwarf every other activation of a small model, so what counts on a CPU is the number of passes over them
+that miss the cache. The vocabulary is taken in slices: the product, the exponential in place, and the product e^T W that the
+gradient of h needs follow each other while a slice is warm. Two columns are joined to the factors, so that the products
+also add the bias, return the sums s_n, and return the gradient of the bias:
 
-In place of the target stands minus the sum of the others, never a difference of two rounded numbers, so confident
-predictions keep their small gradient in bf16 too.
+    h' = [h | 1 | -shift]     W' = [W | b | 1]     z - shift = W' h'^T     e^T W' = [sum e W | sum e b | s]
 
-Shapes: N targets, E embedding, V vocabulary.
+No maximum is subtracted before the exponential: float32 and bf16 reach e^88, and in the rare batch that comes near, the
+shift is set to the maximum and the slices are taken again. The target is kept out of every sum, and in its place in e stands
+minus the sum of the others, never a difference of two rounded numbers: a confident prediction keeps its small gradient.
+
+Shapes: N targets, E embedding, A = E + columns joined, V vocabulary, C words in a slice.
 """
 
 from typing import Any
@@ -21,73 +24,93 @@ from torch.nn import functional as F
 
 from clozelab.models.dtype import compute_dtype
 
-# Exponentials of bf16 logits are taken as they are while every row's maximum stays within these bounds.
+# bf16 products come in blocks of 32 along E: the two columns cost one such block.
+_JOINED = 32
+# Sums of exponentials outside these bounds are taken again with a shift.
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**60
-_PARTS = 64
+# Bytes of a slice of e. Smaller ones fit a nearer cache, but leave the products too small to be fast.
+_SLICE = 1 << 22
 
 
-def _row_sums(e_NV: Tensor) -> Tensor:
-    """[N] float32. A reduction of bf16 accumulates in float32 but rounds its result, so the sum is taken in parts."""
-    if e_NV.dtype == torch.float32:
-        return e_NV.sum(1)
-    whole = e_NV.shape[1] // _PARTS * _PARTS
-    return e_NV[:, :whole].unflatten(1, (_PARTS, -1)).sum(2).float().sum(1) + e_NV[:, whole:].float().sum(1)
+def _joined(x: Tensor, first: Tensor | float, second: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """[rows, A]: x and two more columns, padded with zeros, in the dtype of the products."""
+    rows, width = x.shape
+    joined = torch.empty(rows, width + _JOINED, dtype=dtype)
+    joined[:, :width] = x
+    joined[:, width] = first
+    joined[:, width + 1] = second
+    joined[:, width + 2 :] = 0.0
+    return joined
 
 
-def _row_maxima(e_NV: Tensor) -> Tensor:
-    """[N] float32, of values that are not negative: their order is that of their bits, and integers compare faster."""
-    if e_NV.dtype == torch.bfloat16:
-        return e_NV.view(torch.int16).amax(1).view(torch.bfloat16).float()
-    return e_NV.amax(1).float()
+def _slices(words: int, targets: int, item: int) -> list[tuple[int, int]]:
+    step = max(_SLICE // max(targets * item, 1), 256)
+    return [(start, min(start + step, words)) for start in range(0, words, step)]
 
 
-def _exponentials(h_NE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(e [N, V] = exp(z - shift) with 0 in place of the target, z - shift of the target [N], largest other e [N])."""
-    index_N = _flat(target_N, len(bias_V))
-    z_NV = torch.addmm(bias_V, h_NE, weight_VE.t())
-    if z_NV.dtype == torch.bfloat16 and z_NV.device.type == "cpu":
-        target_z_N = z_NV.view(-1)[index_N].float()
-        e_NV = z_NV.exp_()
-        e_NV.view(-1)[index_N] = 0.0
-        largest_N = _row_maxima(e_NV)
-        extreme_N = torch.maximum(largest_N, target_z_N.exp())
-        if len(extreme_N) == 0 or (float(extreme_N.max()) < _LARGEST and float(extreme_N.min()) > _SMALLEST):
-            return e_NV, target_z_N, largest_N
-        z_NV = torch.addmm(bias_V, h_NE, weight_VE.t())
-    z_NV -= z_NV.amax(1, keepdim=True)
-    target_z_N = z_NV.view(-1)[index_N].float()
-    e_NV = z_NV.exp_()
-    e_NV.view(-1)[index_N] = 0.0
-    return e_NV, target_z_N, _row_maxima(e_NV)
-
-
-def _flat(target_N: Tensor, vocab_size: int) -> Tensor:
-    """[N]: where the targets lie in the flattened [N, V]. (Scattering into rows copies the whole matrix on a CPU.)"""
-    return target_N + torch.arange(len(target_N), device=target_N.device) * vocab_size
+def _nonnegative_maxima(e_CN: Tensor) -> Tensor:
+    """[N] of values that are not negative: the order of bf16 is then that of its bits, and integers compare faster."""
+    if e_CN.dtype == torch.bfloat16:
+        return e_CN.view(torch.int16).amax(0).view(torch.bfloat16)
+    return e_CN.amax(0)
 
 
 class _TargetLoss(torch.autograd.Function):
-    """(loss [N], correct [N]) of h [N, E], the output embedding and its bias, and the targets [N]."""
+    """(loss [N], correct [N]) of h [N, E], the output embedding, its bias, and the targets [N]."""
 
     @staticmethod
-    def forward(ctx: Any, h_NE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        e_NV, target_z_N, largest_N = _exponentials(h_NE, weight_VE, bias_V, target_N)
-        others_N, target_e_N = _row_sums(e_NV), target_z_N.exp()
-        sum_N = others_N + target_e_N
-        e_NV.view(-1)[_flat(target_N, len(bias_V))] = -others_N.to(e_NV.dtype)
-        ctx.save_for_backward(h_NE, weight_VE, e_NV, sum_N)
-        correct_N = target_e_N.to(e_NV.dtype) > largest_N
+    def forward(
+        ctx: Any, h_NE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_N: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        (targets, width), words = h_NE.shape, len(bias_V)
+        h_NA = _joined(h_NE, 1.0, 0.0, dtype)
+        weight_VA = _joined(weight_VE, bias_V, 1.0, dtype)
+        e_VN = torch.empty(words, targets, dtype=dtype)
+        of_target_NA = weight_VA[target_N].float()
+        sums_NA, largest_N = _exponentials(h_NA, weight_VA, target_N, e_VN)
+        target_z_N = (h_NA.float() * of_target_NA).sum(1)
+        sum_N = sums_NA[:, width + 1] + target_z_N.exp()
+        if targets and not _SMALLEST < float(sum_N.min()) <= float(sum_N.max()) < _LARGEST:
+            shift_N = torch.stack([(weight_VA[a:b] @ h_NA.t()).amax(0) for a, b in _slices(words, targets, 4)]).amax(0)
+            h_NA[:, width + 1] = -shift_N
+            sums_NA, largest_N = _exponentials(h_NA, weight_VA, target_N, e_VN)
+            target_z_N = (h_NA.float() * of_target_NA).sum(1)
+            sum_N = sums_NA[:, width + 1] + target_z_N.exp()
+        others_N = sums_NA[:, width + 1]
+        e_VN.view(-1)[target_N * targets + torch.arange(targets)] = -others_N.to(dtype)
+        # Its rows still have to be divided by s; so have those of h in the product that gives the gradient of W.
+        scaled_dh_NE = sums_NA[:, :width] - others_N[:, None] * of_target_NA[:, :width]
+        ctx.save_for_backward(h_NA, e_VN, sum_N, scaled_dh_NE)
+        ctx.dtypes = h_NE.dtype, weight_VE.dtype, bias_V.dtype
+        correct_N = target_z_N.exp() > largest_N
         ctx.mark_non_differentiable(correct_N)
         return sum_N.log() - target_z_N, correct_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        h_NE, weight_VE, scaled_dz_NV, sum_N = ctx.saved_tensors
-        scale_N1 = (grads[0] / sum_N)[:, None].to(h_NE.dtype)
-        dh_NE = (scaled_dz_NV @ weight_VE).mul_(scale_N1)
-        dweight_VE = scaled_dz_NV.t() @ (h_NE * scale_N1)
-        dbias_V = (scale_N1.t() @ scaled_dz_NV)[0]
-        return dh_NE, dweight_VE, dbias_V, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        h_NA, e_VN, sum_N, scaled_dh_NE = ctx.saved_tensors
+        scale_N1 = (grads[0] / sum_N)[:, None]
+        width = scaled_dh_NE.shape[1]
+        dweight_VA = e_VN @ (h_NA * scale_N1).to(h_NA.dtype)
+        h_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        dweight_VE, dbias_V = dweight_VA[:, :width].to(weight_dtype), dweight_VA[:, width].to(bias_dtype)
+        return (scaled_dh_NE * scale_N1).to(h_dtype), dweight_VE.contiguous(), dbias_V.contiguous(), None, None
+
+
+def _exponentials(h_NA: Tensor, weight_VA: Tensor, target_N: Tensor, e_VN: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill e with exp(W' h'^T), 0 at the targets; returns (e^T W' [N, A] float32, largest e of each column [N])."""
+    targets = len(target_N)
+    sums_NA = torch.zeros(h_NA.shape)
+    largest_N = torch.zeros(targets, dtype=e_VN.dtype)
+    for start, end in _slices(len(e_VN), targets, e_VN.element_size()):
+        e_CN = e_VN[start:end]
+        torch.mm(weight_VA[start:end], h_NA.t(), out=e_CN)
+        e_CN.exp_()
+        (here,) = ((target_N >= start) & (target_N < end)).nonzero(as_tuple=True)
+        e_CN.view(-1)[(target_N[here] - start) * targets + here] = 0.0
+        largest_N = torch.maximum(largest_N, _nonnegative_maxima(e_CN))
+        sums_NA += e_CN.t() @ weight_VA[start:end]
+    return sums_NA, largest_N
 
 
 def target_losses(h_NE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,10 +120,13 @@ def target_losses(h_NE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_N: Ten
         loss: [N] float32.
         correct: [N] bool, whether the target scores higher than every other word.
     """
+    if h_NE.device.type != "cpu":
+        logits_NV = F.linear(h_NE, weight_VE, bias_V)
+        return F.cross_entropy(logits_NV.float(), target_N, reduction="none"), logits_NV.argmax(1) == target_N
     dtype = compute_dtype(h_NE)
-    with torch.autocast(h_NE.device.type, enabled=False):
+    with torch.autocast("cpu", enabled=False):
         scored: tuple[Tensor, Tensor] = _TargetLoss.apply(  # type: ignore[no-untyped-call]
-            h_NE.to(dtype), weight_VE.to(dtype), bias_V.to(dtype), target_N
+            h_NE, weight_VE, bias_V, target_N, dtype
         )
     return scored
 

@@ -15,7 +15,7 @@ from clozelab.models.loss import pair_losses, target_losses
 
 
 class PretrainingSums(NamedTuple):
-    """Sums over a batch, scalars in float32. Only the losses carry a gradient.
+    """Sums over a batch, scalars in float32; only the losses carry a gradient.
 
     Without targets, or without the masked-language-model head, the first three are zero; without the pair head the last
     three are None.
@@ -93,17 +93,22 @@ class PretrainingModel(nn.Module):
 
     def _losses(self, batch: Mapping[str, Tensor]) -> tuple[Scored | None, Scored | None]:
         """(loss [N], correct [N]) of the targets in use and (loss [B], correct [B]) of the pairs, None without the head."""
+        mlm = pair = None
         positions_BQ = batch["target_positions"]
         if self.pair is not None:
             # The pair head reads the first position: it is asked for in front of the targets.
             positions_BQ = nn.functional.pad(positions_BQ, (1, 0))
-        hidden_BQH = self.encoder(batch["input_ids"], batch["segment_ids"], batch["attention_mask"], positions_BQ)
-        mlm = pair = None
-        if self.mlm is not None:
+        if self.mlm is not None and self.mlm.tied:
+            token_BSE, output_VE = self.encoder.embeddings.tied_lookup(batch["input_ids"])
+        else:
+            token_BSE = self.encoder.embeddings.token(batch["input_ids"])
+            output_VE = None if self.mlm is None else self.mlm.weight
+        hidden_BQH = self.encoder.encode(token_BSE, batch["segment_ids"], batch["attention_mask"], positions_BQ)
+        if self.mlm is not None and output_VE is not None:
             hidden_BKH = hidden_BQH if self.pair is None else hidden_BQH[:, 1:]
             used_BK = batch["target_ids"] >= 0
             x_NE = self.mlm.transform(hidden_BKH[used_BK])
-            mlm = target_losses(x_NE, self.mlm.weight, self.mlm.bias, batch["target_ids"][used_BK])
+            mlm = target_losses(x_NE, output_VE, self.mlm.bias, batch["target_ids"][used_BK])
         if self.pair is not None:
             pair = pair_losses(self.pair(hidden_BQH), batch["pair_labels"])
         return mlm, pair

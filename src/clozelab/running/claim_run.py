@@ -1,9 +1,9 @@
 """Run a claim: compose, guard and validate every cell, run what is missing, judge.
 
-    claim.yaml + scale -> cells (arm x seed) -> guard -> validate -> frozen configs -> pool of processes -> records -> verdict
+    claim.yaml + scale -> cells (arm x seed) -> guard -> validate -> frozen configs -> pool -> records -> verdict
 
-Nothing is started before every cell was found sound. A cell is done when its record exists, so running again starts only
-what is missing, and a claim that is complete starts nothing.
+Nothing is started before every cell was found sound. A cell is done when its record exists, so running again starts
+only what is missing, and a claim that is complete starts nothing.
 """
 
 import copy
@@ -87,8 +87,8 @@ def make_plan(
         overrides: further Hydra overrides for every arm alike; they enter the identity of the cells.
 
     Raises:
-        ValueError: an unknown scale, a key of OWNED overridden, a config that does not compose, or arms that differ in an
-            undeclared key.
+        ValueError: an unknown scale, a key of OWNED overridden, a config that does not compose, or arms that differ
+            in an undeclared key.
     """
     level = claim.scale(scale)
     chosen = claim.planned_seeds(scale, seeds)
@@ -155,5 +155,6 @@ def locked(plan: Plan) -> Iterator[None]:
             yield
     except Timeout as error:
         raise ValueError(
-            f"{plan.directory} is in use by another `clozelab run {plan.claim.id}`; wait for it, or choose another --runs-dir"
+            f"{plan.directory} is in use by another `clozelab run {plan.claim.id}`; "
+            "wait for it, or choose another --runs-dir"
         ) from error

@@ -48,12 +48,14 @@ def run(
     missing = plan.missing()
     console = Console(stderr=True)
     console.print(
-        f"{claim.id} at scale {scale}: {len(plan.cells)} cells, {len(plan.cells) - len(missing)} done, {len(missing)} to run",
+        f"{claim.id} at scale {scale}: {len(plan.cells)} cells, "
+        f"{len(plan.cells) - len(missing)} done, {len(missing)} to run",
         highlight=False,
     )
     if strangers := plan.strangers():
         console.print(
-            f"{len(strangers)} record(s) in {plan.directory} belong to an earlier claim, configuration or corpus and are not used",
+            f"{len(strangers)} record(s) in {plan.directory} belong to an earlier claim, configuration or corpus "
+            "and are not used",
             highlight=False,
         )
     if dry_run:
@@ -96,10 +98,10 @@ def publish(name: str, scale: str, runs: Path | None) -> int:
 
 
 def corpus(overrides: list[str]) -> int:
-    """Print what a corpus holds."""
+    """Print what a corpus holds, per split, and what looks wrong with it."""
     from rich.table import Table
 
-    from clozelab.data.corpus import describe
+    from clozelab.data.describe import describe
     from clozelab.data.store import cache_dir
     from clozelab.options import build
     from clozelab.running.compose import compose_run, composer
@@ -107,12 +109,18 @@ def corpus(overrides: list[str]) -> int:
     with composer():
         config = compose_run(overrides)
     described = describe(build(config["corpus"]), build(config["tokenizer"]), cache_dir())
-    table = Table(title=str(config["corpus"]["_target_"]).rpartition(".")[2])
+    splits: dict[str, dict[str, int]] = described["splits"]
+    table = Table(title=f"corpus {described['corpus']}, {described['vocabulary']:,} vocabulary entries")
     table.add_column("")
-    splits = [key for key, value in described.items() if isinstance(value, dict)]
     for split in splits:
         table.add_column(split, justify="right")
-    for row in dict.fromkeys(key for split in splits for key in described[split]):
-        table.add_row(row, *(f"{described[split].get(row, 0):,}" for split in splits))
-    Console().print(table)
+    table.add_column("all", justify="right")
+    for row in next(iter(splits.values())):
+        counts = [splits[split][row] for split in splits]
+        table.add_row(row.replace("_", " "), *(f"{count:,}" for count in [*counts, sum(counts)]))
+    console = Console()
+    console.print(table)
+    for warning in described["warnings"]:
+        console.print(f"warning: {warning}", highlight=False, markup=False)
+    print(f"store: {described['path']}")
     return 0

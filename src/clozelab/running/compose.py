@@ -57,9 +57,10 @@ def one_line(error: BaseException, overrides: list[str]) -> str:
 
 def plain(config: DictConfig) -> dict[str, Any]:
     """A composed config as plain containers, fully resolved: it loads without Hydra years later."""
-    container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    container = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items() if key != "hydra"}
+    return {str(key): value for key, value in container.items()}
 
 
 def validate(config: dict[str, Any]) -> None:
@@ -81,14 +82,14 @@ def validate(config: dict[str, Any]) -> None:
             f"format.max_length is {format_.max_length} but model.positions is {model.positions}; "
             "shorten the sequences or enlarge the position table"
         )
-    for key in ("batch_size",):
-        if config[key] < 1:
-            raise ValueError(f"{key} is {config[key]}; it must be at least 1")
+    if config["batch_size"] < 1:
+        raise ValueError(f"batch_size is {config['batch_size']}; it must be at least 1")
     trainer = options["trainer"]
     if config["batch_size"] % (trainer.accumulate * trainer.devices):
         raise ValueError(
-            f"batch_size {config['batch_size']} does not divide into trainer.accumulate={trainer.accumulate} micro-batches "
-            f"on trainer.devices={trainer.devices}; choose a multiple of {trainer.accumulate * trainer.devices}"
+            f"batch_size {config['batch_size']} does not divide into trainer.accumulate={trainer.accumulate} "
+            f"micro-batches on trainer.devices={trainer.devices}; choose a multiple of "
+            f"{trainer.accumulate * trainer.devices}"
         )
     vocab_size = getattr(options["tokenizer"], "vocab_size", 30522)
     with torch.device("meta"):

@@ -59,8 +59,9 @@ class SweepDisplay:
                 f"{head}: done in {minutes}:{seconds:02d}{loss}", highlight=False, markup=False
             )
         else:
+            log = outcome.job.directory / "train.log"
             self._progress.console.print(
-                f"{head}: FAILED after {minutes}:{seconds:02d}: {outcome.reason} (log: {outcome.job.directory / 'train.log'})",
+                f"{head}: FAILED after {minutes}:{seconds:02d}: {outcome.reason} (log: {log})",
                 highlight=False,
                 markup=False,
                 style="red",

@@ -1,8 +1,8 @@
 """A pool of slots that runs cells as processes, each in a process group of its own.
 
 A cell's outcome is read from its exit code and its record, never from its output. A failure never stops the others.
-When the pool ends, by whatever cause, its cells end: on Linux the kernel ends them with their parent, elsewhere the pool
-terminates them.
+When the pool ends, by whatever cause, its cells end: on Linux the kernel ends them with their parent, elsewhere the
+pool terminates them.
 """
 
 import json

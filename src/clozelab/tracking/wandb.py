@@ -1,7 +1,8 @@
 """Weights & Biases: a view of the local files, never a condition of a run.
 
-A cell has one tracked run whose id is its cell id, so a cell that is started again continues the same run. Arms are groups
-(config minus seed), the phase is the job type, the seed is a plain field. Names and tags are kept within the service's
+A cell has one tracked run whose id is its cell id, so a cell that is started again continues the same run. Arms are
+groups (config minus seed), the phase is the job type, the seed is a plain field. Names and tags are kept within the
+service's
 limits before anything starts: they would otherwise fail at sync, after the training.
 """
 
@@ -93,7 +94,7 @@ class WandbTracker:
                 "tracker: W&B could not start (%s: %s); the run goes on without it", type(error).__name__, error
             )
             return None
-        self._run = run
+        self._run: Any = run
         return WandbLogger(experiment=run, save_dir=str(directory))
 
     def summary(self, metrics: dict[str, Any]) -> None:

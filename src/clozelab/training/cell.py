@@ -1,8 +1,8 @@
 """One cell: a frozen configuration in, a record out. `python -m clozelab.training.cell RUN_DIRECTORY`.
 
 The run directory holds everything of the cell: config.yaml, train.log, metrics.jsonl, checkpoints/, wandb/, scores.npz,
-and record.json, which is written last: a cell is done when its record exists. A cell that is started again goes on from its
-newest checkpoint. Ranks of a many-device cell replay this very command, never the sweep that started it.
+and record.json, which is written last: a cell is done when its record exists. A cell that is started again goes on from
+its newest checkpoint. Ranks of a many-device cell replay this very command, never the sweep that started it.
 """
 
 import faulthandler
@@ -55,7 +55,7 @@ class Terminated(BaseException):
 
 
 def run_cell(directory: Path) -> records.Record | None:
-    """Train and measure the cell whose config.yaml lies in `directory`; returns its record (None on ranks but the first).
+    """Train and measure the cell whose config.yaml lies in `directory`; its record (None on ranks but the first).
 
     Raises:
         ValueError: the configuration asks for something impossible; nothing was trained.
@@ -136,7 +136,9 @@ def run_cell(directory: Path) -> records.Record | None:
             measured = measure(config, module, model, store, format_, train_examples)
         scores = records.write_scores(directory / "scores.npz", measured.scores) if measured.scores else None
         record = records.Record(
-            **{key: identity[key] if identity[key] is not None else "train" for key in ("claim", "arm", "scale")},
+            claim=config["claim"] or "train",
+            arm=config["arm"] or "train",
+            scale=config["scale"] or "train",
             seed=config["seed"],
             status="diverged" if diverged else "finished",
             cell=cell,
@@ -147,7 +149,7 @@ def run_cell(directory: Path) -> records.Record | None:
                 "threads": torch.get_num_threads(),
                 "data": store.counts["train"] | {"sequences": train_examples.n, **train_examples.counts},
             },
-            budgets=module.spent.as_dict(),
+            budgets=dict(module.spent.as_dict()),
             parameters={key: parameters[key] for key in records.PARAMETERS},
             metrics={name: records.Metric(**metric) for name, metric in measured.metrics.items()},
             scores=scores,
@@ -197,12 +199,14 @@ def measure(
     """Apply every chosen yardstick to the trained model."""
     model.eval()
     device = next(model.parameters()).device
-    validation_examples = format_.examples(store, "validation") if config["evaluation"] else None
+    examples_of = {"train": train_examples}
+    if config["evaluation"]:
+        examples_of["validation"] = format_.examples(store, "validation")
 
     def batches(
         split: str, *, pair: str = "none", masked: bool = True, seed: int = 0, limit: int, rate: float = 0.15
     ) -> Iterator[dict[str, Tensor]]:
-        examples = train_examples if split == "train" else validation_examples
+        examples = examples_of[split]
         masking = TokenMasking(rate=rate)
         for batch in fixed_batches(
             store, examples, format_, pair_objective(pair), masking, seed, EVALUATION_BATCH, limit

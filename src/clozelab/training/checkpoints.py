@@ -1,7 +1,7 @@
 """The newest state of a run, always whole on disk.
 
-Lightning's own ModelCheckpoint counts batches where this project counts optimiser steps, and writes in place; a kill while it
-writes would leave half a file where the only good one was.
+Lightning's own ModelCheckpoint counts batches where this project counts optimiser steps, and writes in place; a kill
+while it writes would leave half a file where the only good one was.
 """
 
 from pathlib import Path

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers.logger import Logger
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.utilities import rank_zero_only
 
 
 class MetricLog(Logger):

@@ -2,8 +2,8 @@
 
 loss = (sum of token losses) / (targets of the step) + w * (sum of pair losses) / (sequences of the step)
 
-Both means run over the whole step: all micro-batches of all ranks. A batch of 8 in one piece, in 4 x 2 or on two ranks has
-one loss and one gradient. A step without targets gives 0 and zero gradients. (Pitfall: a mean of means gives short
+Both means run over the whole step: all micro-batches of all ranks. A batch of 8 in one piece, in 4 x 2 or on two ranks
+has one loss and one gradient. A step without targets gives 0 and zero gradients. (Pitfall: a mean of means gives short
 micro-batches the weight of long ones.)
 """
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.seeds import stream_key
 from clozelab.training.budget import Spent
-from clozelab.training.optimizers import clip_gradients
 
 
 class Diverged(RuntimeError):
@@ -84,6 +83,7 @@ class PretrainingModule(pl.LightningModule):
         # Dropout is a function of the step alone, so a resumed run draws what an uninterrupted one would have drawn.
         torch.manual_seed(stream_key(self.seed, "dropout", self.spent.steps, self.global_rank))
         optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
         counts = torch.stack(
             [
                 (batch["target_ids"] != -100).sum(),
@@ -103,15 +103,14 @@ class PretrainingModule(pl.LightningModule):
         for micro in self._micro_batches(batch):
             with self.autocast():
                 output = self.model(micro)
-            # DDP averages gradients over ranks; times the world size, the average is the sum that the equation asks for.
+            # DDP averages gradients over ranks; times the world size the average is the equation's sum.
             loss = world * output.mlm_loss / max(targets, 1)
             if self.model.pair is not None:
                 loss = loss + world * self.pair_weight * output.pair_loss / rows
             loss.backward()
             sums = {key: getattr(output, key) for key in ("mlm_loss", "mlm_correct", "pair_loss", "pair_correct")}
             self._add_to_window(**{key: value.detach() for key, value in sums.items() if value is not None})
-        norm = clip_gradients(self.model, self.optimizer_option.clip)
-        optimizer.step()
+        norm = self.optimizer_option.step(optimizer, self.model)
         optimizer.zero_grad(set_to_none=True)
         # Lightning counts optimiser steps by its own wrapper, which manual optimisation without it leaves at 0.
         self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_ready()

@@ -24,18 +24,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-@torch.no_grad()
-def clip_gradients(model: nn.Module, largest: float) -> Tensor:
-    """Scale the gradients to a global norm of at most `largest` (0 = leave them); returns the norm that they had."""
+def gradient_norm(model: nn.Module) -> Tensor:
+    """The global norm of the gradients of a model."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    if largest > 0:
-        # On a CPU the comparison is free and mostly spares a pass over all gradients; elsewhere it would wait for the device.
-        if norm.device.type != "cpu":
-            torch._foreach_mul_(gradients, (largest / (norm + 1e-6)).clamp(max=1.0))
-        elif norm > largest:
-            torch._foreach_mul_(gradients, largest / (float(norm) + 1e-6))
-    return norm
+    return torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
 @option("optimizer", "adamw")
@@ -77,9 +69,28 @@ class AdamWOption:
             fused=True,
         )
 
+    def step(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensor:
+        """Clip the gradients and step; returns the global norm that they had before.
+
+        The fused kernel divides the gradients by a scale as it reads them (the interface of `torch.amp.GradScaler`), so
+        clipping costs no pass of its own.
+        """
+        norm = gradient_norm(model)
+        if self.clip > 0:
+            optimizer.grad_scale = ((norm + 1e-6) / self.clip).clamp(min=1.0)  # type: ignore[attr-defined]
+            optimizer.found_inf = torch.zeros_like(norm)  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            vars(optimizer).pop("grad_scale", None)
+            vars(optimizer).pop("found_inf", None)
+        return norm
+
     def clip_gradients(self, model: nn.Module) -> Tensor:
-        """Clip the gradients of a model to `clip`; returns the norm that they had."""
-        return clip_gradients(model, self.clip)
+        """Clip the gradients in place, for a step that is taken elsewhere; returns the global norm that they had."""
+        if self.clip > 0:
+            return nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+        return gradient_norm(model)
 
 
 @option("schedule", "linear")

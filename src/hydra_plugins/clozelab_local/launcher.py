@@ -1,7 +1,7 @@
-"""Hydra launcher `local_processes`: each job of a multirun is a process of its own, with its frozen config and directory.
+"""Hydra launcher `local_processes`: each job of a multirun is a process with a frozen config and a directory.
 
-All jobs are composed and validated before the first starts; a job that fails never stops the others; the sweep ends with a
-summary and a non-zero exit code if any failed.
+All jobs are composed and validated before the first starts; a job that fails never stops the others; the sweep ends
+with a summary and a non-zero exit code if any failed.
 """
 
 import sys

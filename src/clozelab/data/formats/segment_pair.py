@@ -32,7 +32,7 @@ class SegmentPair:
 
     max_length: int = 128
     """Positions of a sequence, special tokens and padding included."""
-    cut: str = "greedy"
+    cut: str = "reach"
     """Where a segment ends: greedy (before the sentence that does not fit) or reach (after 3/5 of the budget)."""
 
     def __post_init__(self) -> None:
