@@ -1,7 +1,7 @@
 """Our encoders against Hugging Face's at toy size, with their weights copied in: logits, losses and gradients.
 
-All dimensions are distinct, so that no transposed axis can pass. The weights are large enough (scale 0.2) that attention is
-far from uniform, and the biases are random too.
+All dimensions are distinct, so that no transposed axis can pass. The weights are large enough (scale 0.2) that
+attention is far from uniform, and the biases are random too.
 """
 
 from typing import Any

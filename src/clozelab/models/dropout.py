@@ -1,8 +1,8 @@
 """Dropout from random bytes (Srivastava et al. 2014): keep where byte >= k, scale by 256 / (256 - k).
 
 On a CPU a Bernoulli draw per element costs more than the layer that it regularises. Here one 64-bit word serves eight
-elements. The words are SplitMix64 of a counter (the generator of `clozelab.seeds`), keyed by one draw from torch's default
-generator: `torch.manual_seed` before a step fixes all its masks. Other devices have a fast kernel and use it.
+elements. The words are SplitMix64 of a counter (the generator of `clozelab.seeds`), keyed by one draw from torch's
+default generator: `torch.manual_seed` before a step fixes all its masks. Other devices have a fast kernel and use it.
 
 The rate is rounded to k/256 (0.1 -> 26/256 = 0.1016) and the scale is exact for the rounded rate, so the mean is kept.
 """
@@ -27,10 +27,12 @@ def random_bytes(n: int) -> Tensor:
     """[n] uint8 on the CPU, uniform, drawn from torch's default generator."""
     key = torch.randint(-(1 << 63), (1 << 63) - 1, ())
     word = torch.arange((n + 7) // 8).add_(key).mul_(_GOLDEN)
-    # torch shifts int64 arithmetically: the copied sign bits are one more xor of known bits, a bijection all the same.
+    # torch shifts int64 arithmetically. The copies of the sign that come in from the left cost the first two steps
+    # one bit of 64, which the products spread; in the last step they would fix the top bit, so there they are masked
+    # away.
     word.bitwise_xor_(word >> 30).mul_(_MIX1)
     word.bitwise_xor_(word >> 27).mul_(_MIX2)
-    return word.bitwise_xor_(word >> 31).view(torch.uint8)[:n]
+    return word.bitwise_xor_((word >> 31).bitwise_and_((1 << 33) - 1)).view(torch.uint8)[:n]
 
 
 def rounded_rate(rate: float) -> tuple[int, float]:
@@ -76,21 +78,24 @@ class _Dropped(torch.autograd.Function):
         return grads[0] * keep, None
 
 
-def _native(x: Tensor, rate: float, training: bool) -> bool:
-    return not training or rounded_rate(rate)[0] == 0 or x.device.type != "cpu"
-
-
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     """Dropout of x at the rate; x itself outside training."""
-    if _native(x, rate, training):
+    if x.device.type != "cpu":
         return F.dropout(x, rate, training)
+    if not training or rounded_rate(rate)[0] == 0:
+        return x
     dropped: Tensor = _Dropped.apply(x, rate)  # type: ignore[no-untyped-call]
     return dropped
 
 
 def add_dropped(residual: Tensor, x: Tensor, rate: float, training: bool) -> Tensor:
-    """residual + dropout(x). Both have one dtype: the stream between two products is in the dtype of the products."""
-    if _native(x, rate, training):
+    """residual + dropout(x), in one pass on a CPU.
+
+    Both have one dtype: the stream between two products is in the dtype of the products.
+    """
+    if x.device.type != "cpu":
         return residual + F.dropout(x, rate, training)
+    if not training or rounded_rate(rate)[0] == 0:
+        return residual + x
     total: Tensor = _AddDropped.apply(residual, x, rate)  # type: ignore[no-untyped-call]
     return total

@@ -2,8 +2,8 @@
 
     x = project(dropout(norm(token + position + segment)))
 
-The projection exists when the embedding size E differs from the hidden size H (ALBERT, Lan et al. 2020, section 3.1; with
-E = H there is none, as in the authors' code).
+The projection exists when the embedding size E differs from the hidden size H (ALBERT, Lan et al. 2020, section 3.1;
+with E = H there is none, as in the authors' code).
 
 Shapes: B sequences, S positions, E embedding, H hidden, V vocabulary.
 """
@@ -21,8 +21,8 @@ from clozelab.models.linear import Linear
 class _TiedLookup(torch.autograd.Function):
     """(rows of W at the ids, W for the output layer).
 
-    W is used twice, and its two gradients meet here: the few rows that were looked up are added onto the dense gradient of
-    the output layer, which spares a second dense matrix that is nearly all zeros.
+    W is used twice, and its two gradients meet here: the few rows that were looked up are added onto the dense
+    gradient of the output layer, which spares a second dense matrix that is nearly all zeros.
     """
 
     @staticmethod

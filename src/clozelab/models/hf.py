@@ -11,7 +11,9 @@ from torch import Tensor
 
 from clozelab.models.encoder import EncoderOption
 
-_BERT_BODY = {
+Names = str | tuple[str, ...]
+
+_BERT_BODY: dict[str, Names] = {
     "encoder.embeddings.token": "bert.embeddings.word_embeddings",
     "encoder.embeddings.position": "bert.embeddings.position_embeddings",
     "encoder.embeddings.segment": "bert.embeddings.token_type_embeddings",
@@ -29,8 +31,6 @@ _BERT_BODY = {
     "pair.pooler": "bert.pooler.dense",
 }
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.*.albert_layers.0"
-
-Names = str | tuple[str, ...]
 
 
 def _renamed(names: Names, old: str, new: str) -> Names:
@@ -127,7 +127,7 @@ def hf_config(option: EncoderOption, vocab_size: int, pad_id: int) -> dict[str, 
 
 
 def _pairs(option: EncoderOption, family: str, pair: bool) -> dict[str, tuple[str, ...]]:
-    """Our parameter -> the parameters of theirs that it is made of, for every parameter that a model of ours can have."""
+    """Our parameter -> the parameters of theirs that it is made of, for every one that a model of ours can have."""
     blocks = range(1 if option.share == "all" else option.layers)
     result: dict[str, tuple[str, ...]] = {}
     for ours, theirs in MODULES[family].items():
@@ -142,8 +142,8 @@ def _pairs(option: EncoderOption, family: str, pair: bool) -> dict[str, tuple[st
 
 
 def from_hf_state(state: Mapping[str, Tensor], option: EncoderOption, pair: bool = False) -> dict[str, Tensor]:
-    """The state dict of our `PretrainingModel`, made of that of BertForPreTraining, BertForMaskedLM, RobertaForMaskedLM,
-    AlbertForPreTraining or AlbertForMaskedLM.
+    """The state dict of our `PretrainingModel`, made of that of BertForPreTraining, BertForMaskedLM,
+    RobertaForMaskedLM, AlbertForPreTraining or AlbertForMaskedLM.
 
     Args:
         state: theirs; buffers and tied copies may be present or absent.
@@ -174,8 +174,8 @@ def from_hf_state(state: Mapping[str, Tensor], option: EncoderOption, pair: bool
 def to_hf_state(state: Mapping[str, Tensor], option: EncoderOption) -> dict[str, Tensor]:
     """The state dict of a Hugging Face model of `family_of(option)`, made of that of our `PretrainingModel`.
 
-    The tied decoder is left out, as Hugging Face's own files do. What ours lacks and theirs cannot do without (segments, or the
-    projection of an embedding as wide as the hidden state) is filled in so that it changes nothing.
+    The tied decoder is left out, as Hugging Face's own files do. What ours lacks and theirs cannot do without
+    (segments, or the projection of an embedding as wide as the hidden state) is filled in so that it changes nothing.
     """
     family = family_of(option)
     result: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Initial values as a pure function of (seed, parameter name), so that arms with different heads share one trunk exactly."""
+"""Initial values as a pure function of (seed, parameter name): arms with different heads share one trunk exactly."""
 
 import torch
 from torch import nn
@@ -10,9 +10,10 @@ from clozelab.seeds import stream_key
 def initialise(model: nn.Module, seed: int, scale: float) -> None:
     """Set every parameter in place.
 
-    Matrices and embeddings: normal(scale) truncated at two standard deviations (google-research/bert). The padding row of an
-    embedding: zero (Hugging Face). Biases: zero. Norms: one and zero. Values are drawn on the CPU in float32, each
-    parameter from a generator of its own, so they do not depend on the device, the dtype, or what else the model holds.
+    Matrices and embeddings: normal(scale) truncated at two standard deviations (google-research/bert). The padding
+    row of an embedding: zero (Hugging Face). Biases: zero. Norms: one and zero. Values are drawn on the CPU in
+    float32, each parameter from a generator of its own, so they do not depend on the device, the dtype, or what else
+    the model holds.
     """
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in [m.weight]}
     for name, parameter in model.named_parameters():

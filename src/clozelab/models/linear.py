@@ -2,9 +2,9 @@
 
     y = x W^T + b     dx = dy W     dW = dy^T x     db = sum dy
 
-torch's own layer, in bf16 on a CPU, first copies the bias into every row of the output and then accumulates onto it; a wide
-layer spends as long on that as on the product. oneDNN can add the bias as the product leaves its registers; torch
-has that operator, but no gradient for it. Everywhere else this is `nn.Linear`.
+torch's own layer, in bf16 on a CPU, first copies the bias into every row of the output and then accumulates onto it;
+a wide layer spends as long on that as on the product. oneDNN can add the bias as the product leaves its registers;
+torch has that operator, but no gradient for it. Everywhere else this is `nn.Linear`.
 
 Shapes: T rows, I inputs, O outputs.
 """
@@ -43,7 +43,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
         x.device.type == "cpu"
         and compute_dtype(x) == torch.bfloat16
         and weight_OI.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and x.numel() > 0
     )
     if not fused:
@@ -51,7 +51,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
     x_TI = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
     with torch.autocast("cpu", enabled=False):
         y_TO: Tensor = _FusedBias.apply(x_TI, weight_OI, bias_O)  # type: ignore[no-untyped-call]
-    return y_TO.unflatten(0, x.shape[:-1])
+    return y_TO.view(*x.shape[:-1], len(bias_O))
 
 
 class Linear(nn.Linear):

@@ -2,16 +2,17 @@
 
     loss_n = log sum_v exp(z_vn) - z_t(n),n     z = W h^T + b     dloss_n/dz_vn = exp(z_vn) / s_n - [v = t(n)]
 
-The V x N logits dwarf every other activation of a small model, so what counts on a CPU is the number of passes over them
-that miss the cache. The vocabulary is taken in slices: the product, the exponential in place, and the product e^T W that the
-gradient of h needs follow each other while a slice is warm. Two columns are joined to the factors, so that the products
-also add the bias, return the sums s_n, and return the gradient of the bias:
+The V x N logits dwarf every other activation of a small model, so what counts on a CPU is the number of passes over
+them that miss the cache. The vocabulary is taken in slices: the product, the exponential in place, and the product
+e^T W that the gradient of h needs follow each other while a slice is warm. Two columns are joined to the factors, so
+that the products also add the bias, return the sums s_n, and return the gradient of the bias:
 
     h' = [h | 1 | -shift]     W' = [W | b | 1]     z - shift = W' h'^T     e^T W' = [sum e W | sum e b | s]
 
 No maximum is subtracted before the exponential: float32 and bf16 reach e^88, and in the rare batch that comes near, the
-shift is set to the maximum and the slices are taken again. The target is kept out of every sum, and in its place in e stands
-minus the sum of the others, never a difference of two rounded numbers: a confident prediction keeps its small gradient.
+shift is set to the maximum and the slices are taken again. The target is kept out of every sum, and in its place in e
+stands minus the sum of the others, never a difference of two rounded numbers: a confident prediction keeps its small
+gradient.
 
 Shapes: N targets, E embedding, A = E + columns joined, V vocabulary, C words in a slice.
 """

@@ -92,8 +92,10 @@ class PretrainingModel(nn.Module):
         return TargetScores(loss_BK, correct_BK, used_BK, *(pair or (None, None)))
 
     def _losses(self, batch: Mapping[str, Tensor]) -> tuple[Scored | None, Scored | None]:
-        """(loss [N], correct [N]) of the targets in use and (loss [B], correct [B]) of the pairs, None without the head."""
-        mlm = pair = None
+        """(loss [N], correct [N]) of the targets in use, and the same [B] of the pairs; None without the head."""
+        mlm: Scored | None = None
+        pair: Scored | None = None
+        output_VE: Tensor | None = None
         positions_BQ = batch["target_positions"]
         if self.pair is not None:
             # The pair head reads the first position: it is asked for in front of the targets.
@@ -102,7 +104,8 @@ class PretrainingModel(nn.Module):
             token_BSE, output_VE = self.encoder.embeddings.tied_lookup(batch["input_ids"])
         else:
             token_BSE = self.encoder.embeddings.token(batch["input_ids"])
-            output_VE = None if self.mlm is None else self.mlm.weight
+            if self.mlm is not None:
+                output_VE = self.mlm.weight
         hidden_BQH = self.encoder.encode(token_BSE, batch["segment_ids"], batch["attention_mask"], positions_BQ)
         if self.mlm is not None and output_VE is not None:
             hidden_BKH = hidden_BQH if self.pair is None else hidden_BQH[:, 1:]

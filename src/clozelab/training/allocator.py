@@ -1,8 +1,8 @@
 """Keep big blocks on the heap.
 
-glibc gives every block above a threshold fresh pages from the kernel and returns them when freed. A training step frees and
-asks for the same activations again and again, so the kernel zeroes the same gigabytes every step; kept on the heap they cost
-nothing the second time.
+glibc gives every block above a threshold fresh pages from the kernel and returns them when freed. A training step
+frees and asks for the same activations again and again, so the kernel zeroes the same gigabytes every step; kept on
+the heap they cost nothing the second time.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_heap() -> bool:
-    """Tell the C library to keep freed memory; True where it is glibc and agreed. Call it before large blocks are made."""
+    """Tell the C library to keep freed memory, before large blocks are made; True where it is glibc and agreed."""
     if not sys.platform.startswith("linux"):
         return False
     try:

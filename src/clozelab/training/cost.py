@@ -5,8 +5,8 @@ Convention for FLOPs (Kaplan et al. 2020, section 2.1, made exact):
 * a product of [m, k] and [k, n] is 2 m k n; everything else (lookups, norms, softmax, GELU, dropout, optimizer) is 0;
 * the backward pass is twice the forward pass;
 * applications count, not parameters: a shared layer applied 12 times costs 12 times;
-* what is computed counts: the masked-language-model head runs on the targets alone, and the last block, but for its keys
-  and values, on the positions that the heads read (targets, and the first position if there is a pair head).
+* what is computed counts: the masked-language-model head runs on the targets alone, and the last block, but for its
+  keys and values, on the positions that the heads read (targets, and the first position if there is a pair head).
 """
 
 from torch import nn

@@ -1,0 +1,87 @@
+"""Every preset of the model group: it composes, builds, trains, and has the published number of parameters."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from clozelab.models.encoder import EncoderOption
+from clozelab.models.initialise import initialise
+from clozelab.models.pretraining import PretrainingModel
+from clozelab.options import build, discover
+
+CONF = Path(__file__).parents[2] / "conf"
+PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+VOCAB = {"bert": 30522, "roberta": 50265, "albert": 30000}
+
+# Hugging Face transformers 5.24 computed, on the meta device, tied weights counted once:
+# (with_pooler, masked_lm, pretraining); None where it has no such class or was not computed.
+PUBLISHED = {
+    "bert_tiny": (4_385_920, None, 4_433_468),
+    "bert_mini": (11_170_560, None, 11_267_900),
+    "bert_small": (28_763_648, None, 29_058_876),
+    "bert_medium": (41_373_184, None, 41_668_412),
+    "bert_base": (109_482_240, 109_514_298, 110_106_428),
+    "bert_large": (335_141_888, 335_174_458, 336_226_108),
+    "roberta_base": (124_645_632, 124_697_433, None),
+    "roberta_large": (355_359_744, 355_412_057, None),
+    "albert_base": (11_683_584, 11_221_680, 11_813_810),
+    "albert_large": (17_683_968, 16_795_824, 17_847_474),
+    "albert_xlarge": (58_724_864, 54_821_040, 59_021_490),
+    "albert_xxlarge": (222_595_584, 206_368_944, 223_158_450),
+}
+
+
+def preset(name: str) -> EncoderOption:
+    discover("clozelab.models")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        option = build(compose(overrides=[f"+model={name}"]).model)
+    assert isinstance(option, EncoderOption)
+    return option
+
+
+def numbers(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    option, vocab = preset(name), VOCAB[name.split("_")[0]]
+    with torch.device("meta"):
+        masked_lm = PretrainingModel(option, vocab, 0)
+        pretraining = PretrainingModel(option, vocab, 0, pair=True)
+    assert pretraining.pair is not None
+    counted = (
+        numbers(pretraining.encoder) + numbers(pretraining.pair.pooler),
+        numbers(masked_lm),
+        numbers(pretraining),
+    )
+    for ours, published in zip(counted, PUBLISHED[name], strict=True):
+        assert published is None or ours == published
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_states_only_what_differs(name: str) -> None:
+    option, default = preset(name), EncoderOption()
+    text = (CONF / "model" / f"{name}.yaml").read_text()
+    stated = {line.split(":")[0] for line in text.splitlines() if line[:1].isalpha()} - {"defaults"}
+    assert stated == {key for key, value in vars(option).items() if value != getattr(default, key)}
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith(("_tiny", "_mini"))])
+def test_a_small_preset_takes_a_step(name: str) -> None:
+    option = preset(name)
+    assert option.init_scale == pytest.approx(option.hidden**-0.5, rel=0.01)
+    model = PretrainingModel(option, 101, 0, pair=True)
+    initialise(model, 0, option.init_scale)
+    ids = torch.arange(1, 17).expand(2, 16)
+    batch = {"input_ids": ids, "segment_ids": (ids > 8).long(), "attention_mask": ids > 0}
+    batch |= {"target_positions": torch.tensor([[3, 9]] * 2), "target_ids": torch.tensor([[4, 10]] * 2)}
+    sums = model({**batch, "pair_labels": torch.tensor([0, 1])})
+    (sums.mlm_loss + sums.pair_loss).backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert bool(parameter.grad.isfinite().all()), parameter_name
+    # At the start no word is favoured by much.
+    assert 3.5 < float(sums.mlm_loss.detach()) / 4 < 7
