@@ -2,9 +2,10 @@
 
     python benchmarks/overhead.py [--steps 400] [--rounds 7]
 
-Both sides train the same nano model on the same batches with the same optimiser, schedule and clipping. The framework side
-is what a cell runs: the Trainer, metrics.jsonl and W&B offline, a row every 50 steps. Sides alternate within one process.
-Ends with one JSON line.
+Both sides train the same nano model on the same batches with the same optimiser, schedule and clipping. The framework
+side
+is what a cell runs: the Trainer, metrics.jsonl and W&B offline, a row every 50 steps. Sides alternate within one
+process. Ends with one JSON line.
 """
 
 import argparse
@@ -80,7 +81,8 @@ def framework(batches: Batches, steps: int) -> float:
             accumulate=1,
             log_every=50,
             flops_per_step=1.0,
-            autocast=lambda: autocast("fp32", "cpu"),
+            precision="fp32",
+            device=torch.device("cpu"),
         )
         tracker = WandbTracker()
         identity: dict[str, Any] = {"cell": f"overhead-{time.time_ns()}", "seed": 0}

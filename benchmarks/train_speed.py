@@ -315,7 +315,8 @@ def train_to_validation(peer: str, seed: int, steps: int) -> float:
     torch.manual_seed(seed)
     shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))]
     for i in range(steps):
-        batch = rows_to_batch(shuffled[i * 32 : (i + 1) * 32], seed * 10_000 + i)
+        index = (torch.arange(32) + i * 32) % len(shuffled)
+        batch = rows_to_batch(shuffled[index], seed * 10_000 + i)
         step(batch, 2e-3 * schedule.factor((i + 0.5) / steps))
     model.eval()
     losses = []

@@ -15,7 +15,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if argv[:1] == ["train"]:  # everything after `train` is Hydra's
         return _guarded(lambda: _train(argv[1:]))
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    # Overrides may stand anywhere among the flags, which argparse allows for no list of positionals.
+    options, rest = parser.parse_known_args(argv)
+    takes_overrides = options.command in (_run, _corpus)
+    if wrong := [argument for argument in rest if argument.startswith("-") or not takes_overrides]:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    options.overrides = rest
     return _guarded(lambda: int(options.command(options)))
 
 
@@ -31,6 +37,10 @@ def _guarded(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"clozelab: {where}{error.strerror or error}; make room or choose another folder", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,9 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     claims = commands.add_parser("claims", help="list the claims: source, arms, scales, verdict so far")
     claims.set_defaults(command=_claims)
 
-    run = commands.add_parser("run", help="run what is missing of a claim, then judge it")
+    run = commands.add_parser(
+        "run",
+        help="run what is missing of a claim, then judge it",
+        usage="clozelab run CLAIM [--scale SCALE] [--seeds N] [--slots N] [--runs-dir DIR] [--dry-run] [KEY=VALUE ...]",
+        epilog="KEY=VALUE are Hydra overrides for every arm alike; such a run is kept and reported apart.",
+    )
     run.add_argument("claim", metavar="CLAIM", help="a claim's id (see `clozelab claims`) or the path of a claim.yaml")
-    run.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="Hydra overrides for every arm alike")
     run.add_argument("--scale", default="cpu", help="the size at which to run it (default: cpu)")
     run.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
     run.add_argument("--slots", type=int, metavar="N", help="cells at a time (default: GPUs, or CPU cores)")
@@ -69,8 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     publish.add_argument("--runs-dir", type=Path, metavar="DIR")
     publish.set_defaults(command=_publish)
 
-    corpus = commands.add_parser("corpus", help="documents, sentences, words, tokens and duplicates of a corpus")
-    corpus.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="Hydra overrides, such as corpus=text")
+    corpus = commands.add_parser(
+        "corpus",
+        help="documents, sentences, words, tokens and duplicates of a corpus",
+        usage="clozelab corpus [KEY=VALUE ...]",
+        epilog="KEY=VALUE are Hydra overrides, such as corpus=text 'corpus.paths=[notes/*.txt]'",
+    )
     corpus.set_defaults(command=_corpus)
     return parser
 

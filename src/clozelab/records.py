@@ -45,7 +45,7 @@ PARAMETERS: tuple[str, ...] = ("unique", "unshared", "embedding")
 VOLATILE: frozenset[str] = frozenset(
     {
         *("runs_dir", "tracker", "launcher", "cache", "slots"),
-        *("progress", "num_workers", "threads", "log_every", "checkpoint_every"),
+        *("progress", "num_workers", "threads", "log_every", "checkpoint_every", "checkpoint_seconds"),
     }
 )
 """Config keys, at any depth, that say where and how a cell runs but not what it computes. They are part neither of its
@@ -365,7 +365,7 @@ def provenance() -> dict[str, Any]:
     package = Path(__file__).resolve().parent
     return {
         **_git(package),
-        "code": _source_hash(sorted(package.rglob("*.py"))),
+        "code": _source_hash(package),
         "versions": _versions(PACKAGES),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -395,10 +395,10 @@ def _git(package: Path) -> dict[str, Any]:
     return {"commit": git("rev-parse", "--verify", "HEAD"), "dirty": None if changes is None else bool(changes)}
 
 
-def _source_hash(files: Iterable[Path]) -> str:
+def _source_hash(package: Path) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from clozelab.data.corpus import split_of
 from tests.e2e.conftest import TINY
 
 
@@ -46,9 +47,18 @@ def test_one_document_with_nsp(tmp_path: Path) -> None:
     refused(done, tmp_path, "document", "next")
 
 
+def test_a_yardstick_without_its_data_is_refused_before_training(tmp_path: Path) -> None:
+    texts = [f"Document {n} has words of its own. It says {n} twice. " * 60 for n in range(60)]
+    by_split = {split: [t for t in texts if split_of(t, 0.1, 0.0) == split] for split in ("train", "validation")}
+    for n, text_ in enumerate([*by_split["train"][:11], by_split["validation"][0]]):
+        (tmp_path / f"{n}.txt").write_text(text_)
+    many = ["corpus=text", f"corpus.paths=[{tmp_path}/*.txt]", "corpus.validation=0.1"]
+    done = train(tmp_path, *many, "task=mlm", "tokenizer.vocab_size=300")
+    refused(done, tmp_path, "evaluation.sentence_pairs", "next")
+
+
 def test_vocabulary_without_mask(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "##a"]) + "\n")
-    done = train(tmp_path, "tokenizer=file", f"tokenizer.path={tmp_path / 'vocab.txt'}", "~tokenizer.vocab_size")
     base = [o for o in TINY if not o.startswith("tokenizer")]
     command = [sys.executable, "-m", "clozelab.cli", "train", *base, "tokenizer=file"]
     command += [f"tokenizer.path={tmp_path / 'vocab.txt'}", f"runs_dir={tmp_path / 'runs'}"]

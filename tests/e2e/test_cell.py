@@ -1,13 +1,16 @@
 """One cell, from its frozen configuration to its record."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from clozelab import records
 from clozelab.training.cell import run_cell
@@ -107,3 +110,35 @@ def test_same_seed_same_start_in_every_arm(make_cell: MakeCell) -> None:
     for name, value in starts["mlm"].items():
         assert torch.equal(value, starts["mlm_nsp"][name]), name
         assert torch.equal(value, starts["mlm_sop"][name]), name
+
+
+def test_a_cell_that_is_done_is_left_alone(make_cell: MakeCell) -> None:
+    directory = make_cell("done")
+    record = run_cell(directory)
+    before = (directory / "record.json").read_bytes(), (directory / "record.json").stat().st_mtime_ns
+    assert run_cell(directory) == record
+    assert before == ((directory / "record.json").read_bytes(), (directory / "record.json").stat().st_mtime_ns)
+    other = make_cell("done", "seed=1")
+    assert other == directory
+    with pytest.raises(ValueError, match="holds the record of cell"):
+        run_cell(directory)
+
+
+def test_one_process_at_a_time_in_a_directory(make_cell: MakeCell) -> None:
+    directory = make_cell("held")
+    with FileLock(directory / ".lock"), pytest.raises(ValueError, match="in use by another process"):
+        run_cell(directory)
+
+
+def test_sigterm_ends_a_cell_as_killed_and_it_goes_on(make_cell: MakeCell) -> None:
+    directory = make_cell("stopped", "budget.steps=100000", "trainer.checkpoint_every=5")
+    process = subprocess.Popen([sys.executable, "-m", "clozelab.running.child", str(directory)], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (directory / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"--resume" in errors
+    assert json.loads((directory / "failure.json").read_text())["status"] == "killed"
+    assert not (directory / "record.json").exists()

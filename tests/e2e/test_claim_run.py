@@ -136,3 +136,35 @@ def test_an_undeclared_difference_is_refused_before_anything_runs(workplace: Pat
     assert "batch_size" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (workplace / "runs").exists()
+
+
+def test_an_override_of_what_tells_the_arms_apart_is_refused(workplace: Path) -> None:
+    done = clozelab(workplace, "run", "toy", "--scale", "smoke", "optimizer.lr=1e-3")
+    assert done.returncode == 2
+    assert "optimizer.lr" in done.stderr
+    assert clozelab(workplace, "run", "toy", "--scale", "smoke", "optimizer=adamw").returncode == 2
+    assert clozelab(workplace, "run", "toy", "--scale", "smoke", "seed=3").returncode == 2
+
+
+def test_a_run_with_overrides_is_kept_apart(workplace: Path) -> None:
+    done = clozelab(workplace, "run", "toy", "--dry-run", "--scale", "smoke", "model.layers=2")
+    assert done.returncode == 0, done.stderr
+    assert "runs/toy/smoke+" in done.stderr
+
+
+def test_a_runs_folder_that_is_a_file_is_one_line(workplace: Path) -> None:
+    (workplace / "taken").write_text("")
+    done = clozelab(workplace, "run", "toy", "--scale", "smoke", "--runs-dir", "taken/here")
+    assert done.returncode == 2
+    assert len([line for line in done.stderr.splitlines() if line.startswith("clozelab: ")]) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_claim_hides_no_other(workplace: Path) -> None:
+    (workplace / "experiments/odd").mkdir()
+    (workplace / "experiments/odd/claim.yaml").write_text("id: odd\n")
+    done = clozelab(workplace, "claims")
+    assert done.returncode == 0
+    assert "\ntoy\n" in "\n" + done.stdout
+    assert "unreadable" in done.stdout
+    assert "odd/claim.yaml" in done.stdout

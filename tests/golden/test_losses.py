@@ -1,4 +1,4 @@
-"""Golden losses: one tiny run per task in fp32 gives the stored losses on any CPU, and the same bytes twice on this one.
+"""Golden losses: one tiny run per task in fp32 gives the stored losses on any CPU, the same bytes twice on this one.
 
 A change that is meant to alter them brings a new file (`CLOZELAB_WRITE_GOLDEN=1 pytest tests/golden`) and says why.
 """

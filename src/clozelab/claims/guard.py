@@ -5,7 +5,7 @@ judged, so that published evidence is held to the same rule as a fresh run.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from clozelab.claims.schema import Claim
@@ -136,4 +136,20 @@ def matched(claim: Claim, records: Iterable[Record]) -> list[Mismatch]:
             relative = None if value is None or not base else (value - base) / base
             if relative is None or abs(relative) > tolerance:
                 found.append(Mismatch(budget, arm, seed, value, base, relative, tolerance))
+    return found
+
+
+def mixed(records: Iterable[Record]) -> list[str]:
+    """What the records' code and arithmetic differ in: runs of two versions or precisions are not one experiment."""
+    asked: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+        "code": lambda provenance: provenance.get("code"),
+        "precision": lambda provenance: provenance.get("precision"),
+        "torch": lambda provenance: provenance.get("versions", {}).get("torch"),
+    }
+    kept = list(records)
+    found = []
+    for name, get in asked.items():
+        values = sorted({str(get(record.provenance)) for record in kept})
+        if len(values) > 1:
+            found.append(f"{name} differs between the records: {', '.join(values)}")
     return found

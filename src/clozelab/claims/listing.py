@@ -10,7 +10,8 @@ from clozelab.claims.schema import Claim, find_claims
 def list_claims(claims: Iterable[Claim] | None = None) -> str:
     """A paragraph a claim; reads YAML and generated verdicts only, computes nothing."""
     paragraphs = []
-    for claim in find_claims() if claims is None else claims:
+    broken: list[str] = []
+    for claim in find_claims(broken=broken) if claims is None else claims:
         papers = "; ".join(f"{source.paper} ({source.year}), {source.where}" for source in claim.sources)
         scales = ", ".join(
             f"{scale.name} ({len(claim.arms) * scale.seeds} cells, {scale.expected_time})"
@@ -28,6 +29,7 @@ def list_claims(claims: Iterable[Claim] | None = None) -> str:
             for label, text in lines.items()
         )
         paragraphs.append(f"{claim.id}\n{body}")
+    paragraphs += [f"unreadable: {problem}" for problem in broken]
     return "\n\n".join(paragraphs) or "no claims found; an experiments/ folder holds them"
 
 
@@ -35,6 +37,9 @@ def _verdict(claim: Claim) -> str:
     path = claim.folder / "verdict.json"
     if not path.is_file():
         return "none yet"
-    verdict = json.loads(path.read_text(encoding="utf-8"))
-    outcomes = "; ".join(f"{prediction['relation']}: {prediction['outcome']}" for prediction in verdict["predictions"])
-    return f"at scale {verdict['scale']}: {outcomes}"
+    try:
+        verdict = json.loads(path.read_text(encoding="utf-8"))
+        outcomes = "; ".join(f"{found['relation']}: {found['outcome']}" for found in verdict["predictions"])
+        return f"at scale {verdict['scale']}: {outcomes}"
+    except (ValueError, KeyError, TypeError):
+        return f"unreadable: {path} is damaged; `clozelab publish` writes it again"

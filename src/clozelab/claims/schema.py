@@ -498,13 +498,25 @@ def claim_roots() -> list[Path]:
     return list(dict.fromkeys(path.resolve() for path in candidates if path.is_dir()))
 
 
-def find_claims(roots: Iterable[Path] | None = None) -> list[Claim]:
-    """All claims under the roots (default: `claim_roots()`), by id. Where two roots hold one id the first root wins."""
+def find_claims(roots: Iterable[Path] | None = None, broken: list[str] | None = None) -> list[Claim]:
+    """All claims under the roots (default: `claim_roots()`), by id. Where two roots hold one id the first root wins.
+
+    Args:
+        broken: takes the complaints about claims that cannot be read; without it the first one is raised.
+    """
     found: dict[str, Path] = {}
     for root in claim_roots() if roots is None else roots:
         for file in sorted(root.glob("*/claim.yaml")):
             found.setdefault(file.parent.name, file)
-    return [load_claim(found[name]) for name in sorted(found)]
+    claims = []
+    for name in sorted(found):
+        try:
+            claims.append(load_claim(found[name]))
+        except ValueError as error:
+            if broken is None:
+                raise
+            broken.append(str(error))
+    return claims
 
 
 def resolve_claim(name: str, roots: Iterable[Path] | None = None) -> Claim:

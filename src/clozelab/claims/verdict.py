@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from clozelab.claims import stats
-from clozelab.claims.guard import guard_records, matched
+from clozelab.claims.guard import guard_records, matched, mixed
 from clozelab.claims.schema import Claim, Link, Prediction
 from clozelab.records import BUDGETS, PARAMETERS, Direction, Record, read_scores
 
@@ -255,7 +255,7 @@ def judge(
         comparisons=claim.links,
         predictions=tuple(predictions),
         arms=tuple(_summary(claim, name, settled) for name in claim.arms),
-        mismatches=tuple(map(str, matched(claim, settled))),
+        mismatches=(*map(str, matched(claim, settled)), *mixed(settled)),
         gaps=_gaps(claim, cells),
         provenance=_provenance(settled),
         papers=tuple(
@@ -587,7 +587,7 @@ def verdict_text(verdict: Verdict) -> str:
         for point in paper["not_controlled"]:
             lines += _wrap(point, f"paper did not control (arXiv {paper['arxiv']}): ", 4)
     for mismatch in verdict.mismatches:
-        lines += _wrap(mismatch, "budget: ", 4)
+        lines += _wrap(mismatch, "not equal: ", 4)
     lines += [
         f"{gap.status}: {gap.arm}, seed {gap.seed}{': ' + gap.reason if gap.reason else ''}" for gap in verdict.gaps
     ]

@@ -30,6 +30,10 @@ class HeldoutMLM:
         if not 0 < self.rate < 1:
             raise ValueError(f"evaluation.heldout_mlm.rate is {self.rate}; it must lie between 0 and 1")
 
+    def needs(self) -> list[tuple[str, str]]:
+        """Validation pairs in true order."""
+        return [("validation", "none")]
+
     def measure(self, subject: Subject) -> Measured:
         """Metrics `heldout_mlm.loss` (nats a target) and `heldout_mlm.accuracy`; scores a sequence."""
         losses, corrects, counts = [], [], []

@@ -40,6 +40,10 @@ class SentencePairs:
         if self.probe_l2 < 0:
             raise ValueError(f"evaluation.sentence_pairs.probe_l2 is {self.probe_l2}; it must not be negative")
 
+    def needs(self) -> list[tuple[str, str]]:
+        """NSP and SOP pairs of both splits."""
+        return [(split, objective) for split in ("train", "validation") for objective in OBJECTIVES.values()]
+
     def measure(self, subject: Subject) -> Measured:
         """Metrics `pairs.{nsp,sop}.{own,probe}` and `pairs.mean.probe` (accuracies); scores are 0 or 1 a pair."""
         measured = Measured()
@@ -72,7 +76,7 @@ class SentencePairs:
     def _features(
         self, subject: Subject, split: str, objective: str, limit: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """features_EF, labels_E and the own head's predictions_E (None where the arm has no head for this objective)."""
+        """features_EF, labels_E and the own head's predictions_E (None: the arm has no head for this objective)."""
         features, labels, own = [], [], []
         has_head = subject.model.pair is not None and subject.pair_objective == objective
         with torch.no_grad():

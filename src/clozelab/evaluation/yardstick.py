@@ -50,6 +50,10 @@ class Subject:
 class Yardstick(Protocol):
     """The interface of an `evaluation` option."""
 
+    def needs(self) -> list[tuple[str, str]]:
+        """(split, pair objective) of every view it will ask for: checked before anything is trained."""
+        ...
+
     def measure(self, subject: Subject) -> Measured:
         """Evaluate a model that is in evaluation mode, under no_grad unless the yardstick trains a probe."""
         ...

@@ -7,6 +7,7 @@ only what is missing, and a claim that is complete starts nothing.
 """
 
 import copy
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +23,8 @@ from clozelab.claims.schema import Claim
 from clozelab.data.store import data_fingerprint
 from clozelab.options import build
 from clozelab.running.compose import compose_run, composer, prepare_data, validate
-from clozelab.running.directories import freeze, slug
-from clozelab.running.pool import Job
+from clozelab.running.directories import CHECKPOINT, check_room, freeze, slug
+from clozelab.running.pool import Job, threads_of
 
 # Keys that a claim run sets itself: an override of them on an arm or a scale would silently lose.
 OWNED = ("seed", "claim", "arm", "scale", "runs_dir")
@@ -42,7 +43,7 @@ class Cell:
     @property
     def job(self) -> Job:
         """What the pool runs."""
-        return Job(name=f"{self.arm} seed {self.seed}", directory=self.directory)
+        return Job(f"{self.arm} seed {self.seed}", self.directory, self.id)
 
     def record(self) -> records.Record | None:
         """The record of this very cell if it is done, else None."""
@@ -92,14 +93,23 @@ def make_plan(
     """
     level = claim.scale(scale)
     chosen = claim.planned_seeds(scale, seeds)
-    directory = runs / claim.id / scale
-    common = [*level.overrides, *(overrides or [])]
+    extra = list(overrides or [])
+    # With overrides of the user's it is another experiment: it gets a directory, and a report, of its own.
+    tag = f"+{hashlib.blake2b(' '.join(extra).encode(), digest_size=4).hexdigest()}" if extra else ""
+    directory = runs / claim.id / f"{scale}{tag}"
+    common = [*level.overrides, *extra]
     by_arm: dict[str, dict[str, Any]] = {}
     with composer():
         for name, arm in claim.arms.items():
             for override in [*common, *arm.overrides]:
-                if override.partition("=")[0].lstrip("+~") in OWNED:
+                if _key(override) in OWNED:
                     raise ValueError(f"claim {claim.id}: the override {override!r} sets a key that the claim run owns")
+            for override in common:
+                if any(_overlap(_key(override), varied) for varied in claim.varies):
+                    raise ValueError(
+                        f"claim {claim.id}: the override {override!r} sets what tells the arms apart "
+                        f"({', '.join(claim.varies)}); change the arms in {claim.folder / 'claim.yaml'} instead"
+                    )
             by_arm[name] = compose_run([*common, *arm.overrides])
     guard(claim, by_arm)
     fingerprints: dict[str, str] = {}
@@ -117,22 +127,38 @@ def make_plan(
     return Plan(claim, scale, directory, cells)
 
 
-def prepare(plan: Plan) -> None:
+def _key(override: str) -> str:
+    """The dotted key of a Hydra override such as `+model.hidden=3` or `task@x=mlm`."""
+    return override.partition("=")[0].lstrip("+~").partition("@")[0].replace("/", ".")
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether one of two dotted keys is, or lies above, the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def prepare(plan: Plan, slots: int) -> None:
     """Validate the missing cells, build the data they need, and freeze their configurations.
 
     Raises:
         ValueError: any of it fails; nothing was trained.
     """
     seen: set[str] = set()
+    room = 0
     for cell in plan.missing():
         config = {**cell.config, "seed": 0, "claim": None, "arm": None, "scale": None}
         key = json.dumps(config, sort_keys=True)
         if key not in seen:
             seen.add(key)
-            validate(config)
+            room = max(room, validate(config))
             prepare_data(config)
+    check_room(plan.directory, room * len(plan.missing()), f"{len(plan.missing())} cells")
     for cell in plan.missing():
-        freeze(cell.directory, cell.config)
+        # A cell that goes on from a checkpoint keeps its configuration, number of threads included: other sums of
+        # floats would be other bits.
+        if not (cell.directory / CHECKPOINT).exists():
+            trainer = {**cell.config["trainer"], "threads": cell.config["trainer"]["threads"] or threads_of(slots)}
+            freeze(cell.directory, {**cell.config, "trainer": trainer})
     frozen = {
         "claim": plan.claim.id,
         "scale": plan.scale,

@@ -8,23 +8,47 @@ from rich.console import Console
 from clozelab.claims.commands import present, write_evidence
 from clozelab.claims.schema import resolve_claim
 from clozelab.paths import runs_dir
-from clozelab.running.claim_run import Plan, locked, make_plan, prepare
+from clozelab.running.claim_run import locked, make_plan, prepare
 from clozelab.running.display import SweepDisplay
-from clozelab.running.pool import Job, Outcome, run_jobs
+from clozelab.running.pool import Job, Outcome, cores, run_jobs
 
 
-def default_slots() -> int:
-    """One cell a GPU; without one, one a CPU core (two one-thread cells beat one two-thread cell at small size)."""
+def gpus() -> list[str]:
+    """Ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    if not torch.cuda.is_available():
+        return []
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named or [str(index) for index in range(torch.cuda.device_count())]
 
 
-def run_pool(jobs: list[Job], slots: int) -> list[Outcome]:
+def slot_devices(slots: int | None, devices: int) -> tuple[int, list[str] | None]:
+    """How many cells at a time, and the GPUs that each of them sees.
+
+    One cell a GPU (or a group of `devices` GPUs); without a GPU, one a CPU core: two one-thread cells beat one
+    two-thread cell at small size.
+
+    Raises:
+        ValueError: fewer GPUs than a cell wants, or more cells at a time than GPUs hold.
+    """
+    available = gpus()
+    if not available:
+        return slots or max(1, cores() // devices), None
+    groups = [",".join(available[i : i + devices]) for i in range(0, len(available) - devices + 1, devices)]
+    if not groups or (slots or 1) > len(groups):
+        raise ValueError(
+            f"{slots or 1} cell(s) at a time with trainer.devices={devices} want more GPUs than the {len(available)} "
+            "here; lower --slots or trainer.devices"
+        )
+    return slots or len(groups), groups
+
+
+def run_pool(jobs: list[Job], slots: int, gpu_groups: list[str] | None) -> list[Outcome]:
     """Run jobs under the display, and name the failed ones at the end."""
     console = Console(stderr=True)
     with SweepDisplay(len(jobs), console) as display:
-        outcomes = run_jobs(jobs, slots, on_start=display.start, on_end=display.end, on_tick=display.tick)
+        outcomes = run_jobs(jobs, slots, gpu_groups, on_start=display.start, on_end=display.end, on_tick=display.tick)
     failed = [outcome for outcome in outcomes if not outcome.done]
     if failed:
         console.print(f"{len(failed)} of {len(jobs)} failed:", style="red")
@@ -65,19 +89,18 @@ def run(
         return 0
     outcomes: list[Outcome] = []
     if missing:
+        devices = max(cell.config["trainer"]["devices"] for cell in missing)
+        slots, gpu_groups = slot_devices(slots, devices)
         with locked(plan):
-            prepare(plan)
-            outcomes = run_pool([cell.job for cell in missing], slots or default_slots())
-    _report(plan)
-    return 1 if any(not outcome.done for outcome in outcomes) else 0
-
-
-def _report(plan: Plan) -> None:
+            prepare(plan, slots)
+            # Asked again under the lock: another run may have finished some since.
+            outcomes = run_pool([cell.job for cell in plan.missing()], slots, gpu_groups)
     found = plan.records()
-    if not found:
-        return
-    seeds = tuple(dict.fromkeys(cell.seed for cell in plan.cells))
-    present(plan.claim, found, plan.scale, plan.directory, seeds)
+    if overrides:
+        print(f"not the claim as published: every arm has {' '.join(overrides)}\n")
+    if found:
+        present(claim, found, scale, plan.directory)
+    return 1 if any(not outcome.done for outcome in outcomes) else 0
 
 
 def publish(name: str, scale: str, runs: Path | None) -> int:

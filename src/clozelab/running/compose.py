@@ -63,8 +63,11 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in container.items()}
 
 
-def validate(config: dict[str, Any]) -> None:
+def validate(config: dict[str, Any]) -> int:
     """Build every option and the model on the meta device.
+
+    Returns:
+        bytes that the run's directory will about need: two checkpoints (one is written beside the other) and logs.
 
     Raises:
         ValueError: a setting is impossible, alone or together with another.
@@ -93,7 +96,9 @@ def validate(config: dict[str, Any]) -> None:
         )
     vocab_size = getattr(options["tokenizer"], "vocab_size", 30522)
     with torch.device("meta"):
-        PretrainingModel(model, vocab_size, 0, pair=options["task"].pair != "none")
+        built = PretrainingModel(model, vocab_size, 0, pair=options["task"].pair != "none")
+    weights_and_moments = 3 * 4 * sum(parameter.numel() for parameter in built.parameters())
+    return 2 * weights_and_moments + 10_000_000
 
 
 def prepare_data(config: dict[str, Any]) -> None:
@@ -106,7 +111,13 @@ def prepare_data(config: dict[str, Any]) -> None:
     from clozelab.data.store import cache_dir, open_store
 
     store = open_store(build(config["corpus"]), build(config["tokenizer"]), cache_dir())
-    format_, objective = build(config["format"]), pair_objective(build(config["task"]).pair)
-    splits = ["train", "validation"] if config["evaluation"] else ["train"]
-    for split in splits:
-        objective.check(format_.examples(store, split))
+    format_ = build(config["format"])
+    needs = {("train", build(config["task"]).pair): f"task.pair={build(config['task']).pair}"}
+    for name, node in config["evaluation"].items():
+        needs |= {need: f"evaluation.{name}" for need in build(node).needs() if need not in needs}
+    examples = {split: format_.examples(store, split) for split, _ in needs}
+    for (split, pair), who in needs.items():
+        try:
+            pair_objective(pair).check(examples[split])
+        except ValueError as error:
+            raise ValueError(f"{who}: {error}") from None

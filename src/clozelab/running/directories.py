@@ -1,10 +1,24 @@
 """Run directories: one a run, made exclusively, with its frozen configuration inside."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+CHECKPOINT = Path("checkpoints") / "last.ckpt"
+
+
+def check_room(directory: Path, needed: int, what: str) -> None:
+    """Raise ValueError unless the disk of `directory` (which need not exist yet) has `needed` bytes free."""
+    existing = next(folder for folder in [directory.absolute(), *directory.absolute().parents] if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ValueError(
+            f"{what} need about {needed / 1e6:,.0f} MB in {directory}, and {free / 1e6:,.0f} MB are free on its disk; "
+            "make room, or choose another folder for runs"
+        )
 
 
 def slug(text: str, length: int = 40) -> str:

@@ -1,6 +1,7 @@
 """What `clozelab run` shows: a line for every cell that ends, and a bar for every cell that runs."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,10 +22,10 @@ class SweepDisplay:
     def __init__(self, total: int, console: Console) -> None:
         self._console = console
         self._total, self._ended = total, 0
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[Path, TaskID] = {}
         self._next = 0.0
         self._progress: Any = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             TextColumn("{task.percentage:5.1f}%"),
             TextColumn("{task.fields[note]}"),
@@ -44,12 +45,12 @@ class SweepDisplay:
 
     def start(self, job: Job) -> None:
         """A cell starts."""
-        self._tasks[job.name] = self._progress.add_task(job.name, total=1.0, note="starting")
+        self._tasks[job.directory] = self._progress.add_task(job.name, total=1.0, note="starting")
 
     def end(self, outcome: Outcome) -> None:
         """A cell ended."""
         self._ended += 1
-        self._progress.remove_task(self._tasks.pop(outcome.job.name))
+        self._progress.remove_task(self._tasks.pop(outcome.job.directory))
         minutes, seconds = divmod(round(outcome.seconds), 60)
         head = f"[{self._ended}/{self._total}] {outcome.job.name}"
         if outcome.done:
@@ -77,4 +78,4 @@ class SweepDisplay:
             if row is not None:
                 done = row["progress"] >= 1
                 note = "measuring" if done else f"{row['tokens_per_second']:,.0f} tokens/s  loss {row['loss/mlm']:.3f}"
-                self._progress.update(self._tasks[job.name], completed=row["progress"], note=note)
+                self._progress.update(self._tasks[job.directory], completed=row["progress"], note=note)

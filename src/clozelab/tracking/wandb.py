@@ -1,24 +1,28 @@
 """Weights & Biases: a view of the local files, never a condition of a run.
 
-A cell has one tracked run whose id is its cell id, so a cell that is started again continues the same run. Arms are
-groups (config minus seed), the phase is the job type, the seed is a plain field. Names and tags are kept within the
-service's
+A cell in a directory has one tracked run, whose id follows from both, so a cell that goes on continues the same run.
+Arms are groups (config minus seed), the phase is the job type, the seed is a plain field. Names and tags are kept
+within the service's
 limits before anything starts: they would otherwise fail at sync, after the training.
 """
 
 import contextlib
+import hashlib
 import logging
+import shutil
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clozelab.options import option
+from clozelab.training.history import read_rows
 
 log = logging.getLogger(__name__)
 
 # Limits of the service: tags 64 characters, names and groups 128 (wandb issues #8322, #4208, #6402).
 _TAG, _NAME = 64, 128
+STEP = "trainer/global_step"  # the one x axis: optimiser steps, as Lightning's logger names them
 
 
 @option("tracker", "none")
@@ -53,6 +57,10 @@ class WandbTracker:
     def __post_init__(self) -> None:
         if self.mode not in ("offline", "online", "disabled"):
             raise ValueError(f"tracker.mode is {self.mode!r}; use offline, online or disabled")
+        for key in ("project", "entity"):
+            value = getattr(self, key)
+            if value is not None and (not 1 <= len(value) <= _NAME or set(value) & set("/\\#?%:")):
+                raise ValueError(f"tracker.{key} is {value!r}; W&B wants 1 to {_NAME} characters without / \\ # ? % :")
         for tag in self.tags:
             if not 1 <= len(tag) <= _TAG:
                 raise ValueError(f"tracker.tags has {tag!r} of {len(tag)} characters; a W&B tag has 1 to {_TAG}")
@@ -65,21 +73,27 @@ class WandbTracker:
             identity: cell, claim, arm, scale and seed.
             config: the resolved configuration, a plain nested dict.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import wandb
-            from pytorch_lightning.loggers import WandbLogger
-
         claim, arm = identity.get("claim"), identity.get("arm")
         name = "-".join(str(identity[k]) for k in ("claim", "arm") if identity.get(k)) or "train"
         tags = [str(identity[k])[:_TAG] for k in ("claim", "arm", "scale") if identity.get(k)] + list(self.tags)
+        # Of the cell and its directory: the same run when it goes on, another one when the cell is run elsewhere.
+        place = hashlib.blake2b(str(directory.absolute()).encode(), digest_size=4).hexdigest()
         try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                import wandb
+
+                from clozelab.tracking.guarded import GuardedWandbLogger
+            if self.mode == "offline":
+                # Offline, W&B cannot continue a run: it would leave two of one id. The local history makes it anew.
+                for old in (directory / "wandb").glob("offline-run-*"):
+                    shutil.rmtree(old)
             run = wandb.init(
                 project=self.project,
                 entity=self.entity,
                 mode=self.mode,  # type: ignore[arg-type]
                 dir=str(directory),
-                id=str(identity["cell"]),
+                id=f"{identity['cell']}-{place}",
                 resume="allow" if self.mode == "online" else None,
                 name=f"{name}-s{identity['seed']}"[:_NAME],
                 group=(f"{claim}/{identity.get('scale')}/{arm}" if claim else name)[:_NAME],
@@ -88,14 +102,19 @@ class WandbTracker:
                 config=config,
                 settings=wandb.Settings(silent=True, console="off"),
             )
-            run.define_metric("*", step_metric="step")
+            run.define_metric(STEP)
+            run.define_metric("*", step_metric=STEP)
+            self._run: Any = run
+            logger = GuardedWandbLogger(experiment=run, save_dir=str(directory))
+            if self.mode == "offline":
+                for row in read_rows(directory):
+                    logger.log_metrics({key: value for key, value in row.items() if key != "step"}, step=row["step"])
         except Exception as error:  # a tracker's outage must never cost a run
             log.warning(
                 "tracker: W&B could not start (%s: %s); the run goes on without it", type(error).__name__, error
             )
             return None
-        self._run: Any = run
-        return WandbLogger(experiment=run, save_dir=str(directory))
+        return logger
 
     def summary(self, metrics: dict[str, Any]) -> None:
         """Put the record's metrics into the run's summary."""

@@ -1,4 +1,4 @@
-"""One cell: a frozen configuration in, a record out. `python -m clozelab.training.cell RUN_DIRECTORY`.
+"""One cell: a frozen configuration in, a record out.
 
 The run directory holds everything of the cell: config.yaml, train.log, metrics.jsonl, checkpoints/, wandb/, scores.npz,
 and record.json, which is written last: a cell is done when its record exists. A cell that is started again goes on from
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from clozelab import records
@@ -33,13 +34,14 @@ from clozelab.evaluation.yardstick import Measured, Subject
 from clozelab.models.initialise import initialise
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
+from clozelab.running.directories import CHECKPOINT
 from clozelab.training import cost
 from clozelab.training.allocator import keep_heap
 from clozelab.training.checkpoints import LastCheckpoint, save_checkpoint
 from clozelab.training.config import TrainerOption
 from clozelab.training.metric_log import MetricLog
 from clozelab.training.module import Diverged, PretrainingModule
-from clozelab.training.precision import autocast, choose_precision
+from clozelab.training.precision import choose_precision
 from clozelab.training.progress import CellProgress
 
 log = logging.getLogger("clozelab")
@@ -47,20 +49,37 @@ log = logging.getLogger("clozelab")
 # Steps the loader offers; the budget ends the run long before.
 ENDLESS = 2**40
 EVALUATION_BATCH = 64
-CHECKPOINT = Path("checkpoints") / "last.ckpt"
 
 
 class Terminated(BaseException):
-    """SIGTERM: the cell ends as killed and can go on later."""
+    """SIGTERM or Ctrl-C: the cell ends as killed and can go on later."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def run_cell(directory: Path) -> records.Record | None:
     """Train and measure the cell whose config.yaml lies in `directory`; its record (None on ranks but the first).
 
+    A directory whose record exists is done: the record is read, nothing is trained.
+
     Raises:
-        ValueError: the configuration asks for something impossible; nothing was trained.
+        ValueError: the configuration asks for something impossible, or another process holds the directory; nothing was
+            trained.
     """
+    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+        return _run_cell(directory)
+    try:
+        with FileLock(directory / ".lock", timeout=0):
+            return _run_cell(directory)
+    except Timeout as error:
+        raise ValueError(f"{directory} is in use by another process; a run directory has one run") from error
+
+
+def _run_cell(directory: Path) -> records.Record | None:
     config = yaml.safe_load((directory / "config.yaml").read_text())
+    provenance = records.provenance()  # of the code that is loaded now, not of what it may be changed to meanwhile
     trainer_option: TrainerOption = build(config["trainer"])
     if trainer_option.threads:
         torch.set_num_threads(trainer_option.threads)
@@ -68,6 +87,11 @@ def run_cell(directory: Path) -> records.Record | None:
     corpus, tokenizer_option = build(config["corpus"]), build(config["tokenizer"])
     cell = records.fingerprint(config, data_fingerprint(corpus, tokenizer_option))
     identity = {key: config[key] for key in ("claim", "arm", "scale", "seed")} | {"cell": cell}
+    if (directory / "record.json").exists():
+        (record,) = records.read_records(directory / "record.json")
+        if record.cell != cell:
+            raise ValueError(f"{directory} holds the record of cell {record.cell}, not of {cell}; use a new directory")
+        return record
     log.info("cell %s: %s", cell, {k: v for k, v in identity.items() if v is not None})
 
     store = open_store(corpus, tokenizer_option, cache_dir())
@@ -97,7 +121,8 @@ def run_cell(directory: Path) -> records.Record | None:
         flops_per_step=cost.flops(
             model_option, config["batch_size"], format_.max_length, store.tokenizer.vocab_size, targets, has_pair_head
         ),
-        autocast=lambda: autocast(precision, device.type),
+        precision=precision,
+        device=device,
     )
     tracker = build(config["tracker"])
     status = "failed"
@@ -133,6 +158,7 @@ def run_cell(directory: Path) -> records.Record | None:
 
         measured = Measured()
         if diverged is None:
+            model.to(device)  # Lightning brings it back to the CPU when the fit ends
             measured = measure(config, module, model, store, format_, train_examples)
         scores = records.write_scores(directory / "scores.npz", measured.scores) if measured.scores else None
         record = records.Record(
@@ -143,7 +169,7 @@ def run_cell(directory: Path) -> records.Record | None:
             status="diverged" if diverged else "finished",
             cell=cell,
             config=config,
-            provenance=records.provenance()
+            provenance=provenance
             | {
                 "precision": precision,
                 "threads": torch.get_num_threads(),
@@ -177,7 +203,7 @@ def make_trainer(directory: Path, option: TrainerOption, device: torch.device, l
         max_epochs=1,
         logger=loggers,
         callbacks=[
-            LastCheckpoint(directory / CHECKPOINT, every=option.checkpoint_every),
+            LastCheckpoint(directory / CHECKPOINT, option.checkpoint_every, option.checkpoint_seconds),
             CellProgress(show=option.progress),
         ],
         enable_checkpointing=False,
@@ -239,20 +265,12 @@ def measure(
     return total
 
 
-def die_with_parent() -> None:
-    """On Linux, end this process when the one that started it ends, however that ends."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def main(arguments: list[str]) -> int:
-    """Run the cell of a directory. Exit code 0 finished or diverged, 1 failed, 2 refused, 143 terminated."""
-    directory = Path(arguments[0])
-    if "--die-with-parent" in arguments[1:]:
-        die_with_parent()
+def main(folder: str) -> int:
+    """Run the cell of a directory. Exit code 0 done, 1 failed, 2 refused, 128 + signal when it was ended."""
+    directory = Path(folder)
+    if not (directory / "config.yaml").is_file():
+        print(f"clozelab: {directory} is no run directory: it has no config.yaml", file=sys.stderr)
+        return 2
     handlers: list[logging.Handler] = [logging.FileHandler(directory / "train.log")]
     if sys.stderr.isatty():
         handlers.append(logging.StreamHandler())
@@ -263,9 +281,10 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable(file=handlers[0].stream)  # type: ignore[attr-defined]
 
     def terminate(signum: int, frame: Any) -> None:
-        raise Terminated
+        raise Terminated(signum)
 
     signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, terminate)
     failure = directory / "failure.json"
     failure.unlink(missing_ok=True)
     try:
@@ -274,17 +293,15 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         reason, code, status = str(error), 2, "failed"
         log.error("refused: %s", error, exc_info=True)
-    except (Terminated, KeyboardInterrupt) as error:
-        reason, code, status = type(error).__name__, 143, "killed"
-        log.error("killed: %s", type(error).__name__)
+    except Terminated as error:
+        reason, code, status = str(error), 128 + error.number, "killed"
+        log.error("killed: %s", error)
     except BaseException as error:
         reason, code, status = f"{type(error).__name__}: {error}", 1, "failed"
         log.error("failed: %s\n%s", reason, traceback.format_exc())
     one_line = " ".join(reason.split())
-    failure.write_text(json.dumps({"status": status, "reason": one_line, "log": str(directory / "train.log")}) + "\n")
     print(f"clozelab: {one_line}", file=sys.stderr)
+    if status == "killed":
+        print(f"clozelab: `clozelab train --resume {directory}` goes on from its checkpoint", file=sys.stderr)
+    failure.write_text(json.dumps({"status": status, "reason": one_line, "log": str(directory / "train.log")}) + "\n")
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -61,6 +61,8 @@ class TrainerOption:
     """Optimiser steps between two rows of metrics.jsonl."""
     checkpoint_every: int = 2000
     """Optimiser steps between two checkpoints; the last state is always kept."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between two checkpoints, where one process trains (ranks could not agree on a clock)."""
     progress: bool = True
     """Show a progress bar on a terminal."""
 

@@ -12,6 +12,8 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from clozelab.training.history import read_rows
+
 
 class MetricLog(Logger):
     """A Lightning logger that appends rows to `<run directory>/metrics.jsonl`."""
@@ -45,13 +47,8 @@ class MetricLog(Logger):
         """Keep the rows up to `step` and drop later ones (and a torn last line)."""
         if not self.path.exists():
             return
-        kept = []
-        for line in self.path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if row["step"] > step:
-                break
-            kept.append(line + "\n")
-        self.path.write_text("".join(kept))
+        rows = read_rows(self.path.parent)
+        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
+        temporary = self.path.with_suffix(".part")
+        temporary.write_text("".join(kept))
+        temporary.replace(self.path)

@@ -18,6 +18,7 @@ from torch import Tensor
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.seeds import stream_key
 from clozelab.training.budget import Spent
+from clozelab.training.precision import autocast
 
 
 class Diverged(RuntimeError):
@@ -37,7 +38,8 @@ class PretrainingModule(pl.LightningModule):
         accumulate: micro-batches a step.
         log_every: optimiser steps between two rows of the log.
         flops_per_step: floating-point operations of one step, for the FLOP counter.
-        autocast: context factory for the forward pass.
+        precision: "bf16" or "fp32".
+        device: where the model runs.
     """
 
     def __init__(
@@ -51,7 +53,8 @@ class PretrainingModule(pl.LightningModule):
         accumulate: int,
         log_every: int,
         flops_per_step: float,
-        autocast: Any,
+        precision: str,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -64,7 +67,8 @@ class PretrainingModule(pl.LightningModule):
         self.accumulate = accumulate
         self.log_every = log_every
         self.flops_per_step = flops_per_step
-        self.autocast = autocast
+        self.precision_name = precision
+        self.autocast = lambda: autocast(precision, device.type)
         self.spent = Spent()
         self._window: dict[str, Tensor | float] = {}
         self._clock = time.perf_counter()
@@ -84,16 +88,7 @@ class PretrainingModule(pl.LightningModule):
         torch.manual_seed(stream_key(self.seed, "dropout", self.spent.steps, self.global_rank))
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
-        counts = torch.stack(
-            [
-                (batch["target_ids"] != -100).sum(),
-                batch["attention_mask"].sum(),
-                torch.tensor(batch["input_ids"].shape[0], device=self.device),
-            ]
-        )
-        if self.trainer.world_size > 1:
-            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
-        targets, nonpad, rows = (int(n) for n in counts.tolist())
+        targets, nonpad, rows = self._count(batch)
 
         learning_rate = self.optimizer_option.lr * self.schedule.factor(self.budget.progress(self.spent))
         for group in optimizer.param_groups:
@@ -107,7 +102,10 @@ class PretrainingModule(pl.LightningModule):
             loss = world * output.mlm_loss / max(targets, 1)
             if self.model.pair is not None:
                 loss = loss + world * self.pair_weight * output.pair_loss / rows
-            loss.backward()
+            if world > 1:
+                self.manual_backward(loss)  # arms the hooks by which DDP averages gradients
+            else:
+                loss.backward()  # type: ignore[no-untyped-call]
             sums = {key: getattr(output, key) for key in ("mlm_loss", "mlm_correct", "pair_loss", "pair_correct")}
             self._add_to_window(**{key: value.detach() for key, value in sums.items() if value is not None})
         norm = self.optimizer_option.step(optimizer, self.model)
@@ -132,6 +130,19 @@ class PretrainingModule(pl.LightningModule):
             self._log_row(learning_rate, norm)
         if done:
             self.trainer.should_stop = True
+
+    def _count(self, batch: dict[str, Tensor]) -> tuple[int, int, int]:
+        """Targets, non-pad positions and sequences of the step, over all ranks."""
+        targets, nonpad = (batch["target_ids"] != -100).sum(), batch["attention_mask"].sum()
+        rows = len(batch["input_ids"])
+        if self.trainer.world_size == 1:
+            return int(targets), int(nonpad), rows
+        # Ranks must agree on when the budget is spent, also where it is counted in seconds: rank 0 keeps the clock.
+        self.spent.seconds = self.trainer.strategy.broadcast(self.spent.seconds)
+        counts = torch.stack([targets, nonpad, torch.tensor(rows, device=self.device)])
+        counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
+        summed = [int(n) for n in counts.tolist()]
+        return summed[0], summed[1], summed[2]
 
     def _micro_batches(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         if self.accumulate == 1:
@@ -172,11 +183,21 @@ class PretrainingModule(pl.LightningModule):
             logger.log_metrics(row, step=self.spent.steps)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the counters beside weights and optimiser state: plain containers, which the weights-only loader opens."""
+        """Keep the counters beside weights and optimiser state, as plain containers (the loader takes no others)."""
         checkpoint["spent"] = self.spent.as_dict()
+        checkpoint["precision"] = self.precision_name
         checkpoint["window"] = {key: float(value) for key, value in self._window.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the counters back."""
+        """Take the counters back.
+
+        Raises:
+            ValueError: the state was trained in another precision.
+        """
+        if checkpoint["precision"] != self.precision_name:
+            raise ValueError(
+                f"the checkpoint was trained in {checkpoint['precision']}, this run is in {self.precision_name}; "
+                f"set trainer.precision={checkpoint['precision']}, or remove the run directory to start again"
+            )
         self.spent = Spent(**checkpoint["spent"])
         self._window = dict(checkpoint["window"])

@@ -49,7 +49,7 @@ class LocalProcesses(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose, validate and run every job."""
-        from clozelab.running.commands import default_slots, run_pool
+        from clozelab.running.commands import run_pool, slot_devices
         from clozelab.running.compose import one_line, plain
         from clozelab.running.pool import Job
         from clozelab.running.train import prepare_runs
@@ -63,6 +63,7 @@ class LocalProcesses(Launcher):
                     raise ValueError("hydra/launcher cannot be swept: a sweep has one launcher")
                 composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
                 configs.append(plain(composed))
+            slots, groups = slot_devices(self.slots, max(config["trainer"]["devices"] for config in configs))
             directories = prepare_runs(configs)
         except ValueError as error:
             print(f"clozelab: {' '.join(str(error).split())}", file=sys.stderr)
@@ -72,7 +73,7 @@ class LocalProcesses(Launcher):
             sys.exit(2)
         names = [" ".join(overrides) or "run" for overrides in job_overrides]
         jobs = [Job(name=name, directory=directory) for name, directory in zip(names, directories, strict=True)]
-        outcomes = {o.job.directory: o for o in run_pool(jobs, self.slots or default_slots())}
+        outcomes = {o.job.directory: o for o in run_pool(jobs, slots, groups)}
         returns = []
         for overrides, config, directory in zip(job_overrides, configs, directories, strict=True):
             outcome = outcomes[directory]
