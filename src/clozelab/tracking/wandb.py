@@ -2,8 +2,8 @@
 
 A cell in a directory has one tracked run, whose id follows from both, so a cell that goes on continues the same run.
 Arms are groups (config minus seed), the phase is the job type, the seed is a plain field. Names and tags are kept
-within the service's
-limits before anything starts: they would otherwise fail at sync, after the training.
+within the service's limits before anything starts: they would otherwise fail at sync, after
+the training.
 """
 
 import contextlib

@@ -9,6 +9,8 @@ micro-batches the weight of long ones.)
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytorch_lightning as pl
@@ -68,7 +70,7 @@ class PretrainingModule(pl.LightningModule):
         self.log_every = log_every
         self.flops_per_step = flops_per_step
         self.precision_name = precision
-        self.autocast = lambda: autocast(precision, device.type)
+        self.autocast: Callable[[], AbstractContextManager[object]] = lambda: autocast(precision, device.type)
         self.spent = Spent()
         self._window: dict[str, Tensor | float] = {}
         self._clock = time.perf_counter()
