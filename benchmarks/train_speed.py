@@ -119,7 +119,7 @@ def hf_model(size: str, dropout: float, seed: int, **kwargs: Any) -> Any:
 
     ours, option = our_model(size, dropout, seed)
     config = transformers.AutoConfig.for_model(**hf_config(option, VOCAB, 0))
-    model = transformers.AutoModelForMaskedLM.from_config(config, **kwargs)
+    model = transformers.AutoModelForMaskedLM.from_config(config, **kwargs)  # type: ignore[no-untyped-call]
     model.load_state_dict(to_hf_state(ours.state_dict(), option), strict=False)
     model.tie_weights()
     return model

@@ -91,7 +91,7 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
 def add_dropped(residual: Tensor, x: Tensor, rate: float, training: bool) -> Tensor:
     """residual + dropout(x), in one pass on a CPU.
 
-    Both have one dtype: the stream between two products is in the dtype of the products.
+    Both have one dtype there: the stream between two products is in the dtype of the products.
     """
     if x.device.type != "cpu":
         return residual + F.dropout(x, rate, training)
