@@ -70,7 +70,7 @@ def test_vocabulary_without_mask(tmp_path: Path) -> None:
     ("override", "named"),
     [
         ("task=mlm_nps", "mlm_nps"),
-        ("model.hiden=64", "hiden"),
+        ("model.hiden=64", "did you mean model.hidden?"),
         ("model.layers=many", "layers"),
         ("optimizer.lr=-1", "optimizer.lr"),
         ("model.heads=5", "heads"),

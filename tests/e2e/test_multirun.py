@@ -23,15 +23,14 @@ def test_a_sweep_makes_one_directory_and_one_tracked_run_a_job(tmp_path: Path) -
     assert sorted(record.seed for record in found) == [0, 1]
     tracked = list(tmp_path.glob("runs/train/*/wandb/offline-run-*"))
     assert len({path.parts[-3] for path in tracked}) == len(tracked) == 2
-    assert not (tmp_path / "multirun").exists()
-    assert not (tmp_path / "wandb").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_a_wrong_job_refuses_the_whole_sweep(tmp_path: Path) -> None:
     done = train(tmp_path, "batch_size=8,0")
     assert done.returncode == 2
     assert "batch_size is 0" in done.stderr
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs" / "train").exists()
 
 
 def test_sweeping_the_launcher_is_refused(tmp_path: Path) -> None:

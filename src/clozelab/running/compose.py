@@ -1,5 +1,7 @@
 """Compose configurations with Hydra, and check them before anything is trained."""
 
+import difflib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from clozelab.claims.guard import flatten
 from clozelab.options import build, discover
 from clozelab.paths import conf_dir
 
@@ -34,7 +37,16 @@ def compose_run(overrides: list[str]) -> dict[str, Any]:
     try:
         return plain(compose("train", overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(one_line(error, overrides)) from error
+        raise ValueError(one_line(error, overrides) + _nearest(error)) from error
+
+
+def _nearest(error: BaseException) -> str:
+    """For an override of a key that does not exist: the key that may have been meant."""
+    if not (match := re.match(r"Could not override '([^']+)'", str(error))):
+        return ""
+    known = flatten(plain(compose("train")))
+    near = difflib.get_close_matches(match[1], known, n=1)
+    return f"; there is no such key{f', did you mean {near[0]}?' if near else ''}"
 
 
 def one_line(error: BaseException, overrides: list[str]) -> str:
