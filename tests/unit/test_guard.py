@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clozelab.claims.guard import covers, differences, flatten, guard, guard_records, matched
+from clozelab.claims.guard import covers, differences, flatten, guard, guard_records, matched, mixed
 from clozelab.records import Metric, Record
 
 CLAIM = SimpleNamespace(
@@ -100,3 +100,17 @@ def test_a_budget_that_was_not_recorded_does_not_pass_silently():
 
 def test_diverged_cells_stopped_early_and_are_not_compared():
     assert matched(CLAIM, [record("base", 0, 1000), record("x", 0, 10, "diverged")]) == []
+
+
+def test_records_of_two_codes_or_precisions_are_named():
+    one = {"code": "a", "precision": "bf16", "versions": {"torch": "2.13.0"}}
+    records = [record("base", 0, 1.0), record("x", 0, 1.0)]
+    for kept in records:
+        kept.provenance = dict(one)
+    assert mixed(records) == []
+    records[1].provenance["precision"] = "fp32"
+    records[1].provenance["code"] = "b"
+    assert mixed(records) == [
+        "code differs between the records: a, b",
+        "precision differs between the records: bf16, fp32",
+    ]
