@@ -42,9 +42,9 @@ def test_empty_or_blank_file(tmp_path: Path, content: str) -> None:
 
 
 def test_one_document_with_nsp(tmp_path: Path) -> None:
-    one = "It is a sentence of some words. " * 400
-    done = train(tmp_path, *text(tmp_path, one), "task=mlm_nsp", "evaluation=[]", "corpus.validation=0")
-    refused(done, tmp_path, "document", "next")
+    one = "".join(f"It is sentence {n} of some words. " for n in range(400))
+    done = train(tmp_path, *text(tmp_path, one), "task=mlm_nsp", "corpus.validation=0", "tokenizer.vocab_size=300")
+    refused(done, tmp_path, "task.pair=next", "document")
 
 
 def test_a_yardstick_without_its_data_is_refused_before_training(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_a_failing_cell_is_named_and_stops_no_other(workplace: Path) -> None:
     code = (
         "import sys, clozelab.running.claim_run as r, clozelab.running.commands as c\n"
         "prepare = r.prepare\n"
-        "def sabotage(plan):\n"
-        "    prepare(plan)\n"
+        "def sabotage(plan, slots):\n"
+        "    prepare(plan, slots)\n"
         "    cell = plan.cells[1]\n"
         "    (cell.directory / 'config.yaml').write_text('not: a config')\n"
         "c.prepare = sabotage\n"

@@ -52,14 +52,14 @@ def test_pure_in_the_step(store: Store) -> None:
 
 
 def test_every_epoch_has_every_example_once_and_batches_run_over(store: Store) -> None:
-    made = batches(store, size=16)
+    made = batches(store, size=17)
     n = made.examples.n
-    assert n % 16
-    ids = np.concatenate([made.batch(step)["example_ids"] for step in range(3 * n // 16 + 1)])
+    assert n % 17
+    ids = np.concatenate([made.batch(step)["example_ids"] for step in range(3 * n // 17 + 1)])
     epochs = ids[: 3 * n].reshape(3, n)
     assert (np.sort(epochs, axis=1) == np.arange(n)).all()
     assert not np.array_equal(epochs[0], epochs[1])
-    assert all(len(made.batch(step)["example_ids"]) == 16 for step in range(40))
+    assert all(len(made.batch(step)["example_ids"]) == 17 for step in range(40))
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])

@@ -45,6 +45,8 @@ def _nearest(error: BaseException) -> str:
     if not (match := re.match(r"Could not override '([^']+)'", str(error))):
         return ""
     known = flatten(plain(compose("train")))
+    if match[1] in known:
+        return "; the option that has this key was not chosen"
     near = difflib.get_close_matches(match[1], known, n=1)
     return f"; there is no such key{f', did you mean {near[0]}?' if near else ''}"
 
@@ -127,9 +129,11 @@ def prepare_data(config: dict[str, Any]) -> None:
     needs = {("train", build(config["task"]).pair): f"task.pair={build(config['task']).pair}"}
     for name, node in config["evaluation"].items():
         needs |= {need: f"evaluation.{name}" for need in build(node).needs() if need not in needs}
-    examples = {split: format_.examples(store, split) for split, _ in needs}
+    examples: dict[str, Any] = {}
     for (split, pair), who in needs.items():
         try:
+            if split not in examples:
+                examples[split] = format_.examples(store, split)
             pair_objective(pair).check(examples[split])
         except ValueError as error:
             raise ValueError(f"{who}: {error}") from None
