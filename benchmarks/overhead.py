@@ -57,7 +57,7 @@ def plain_loop(batches: Batches, steps: int) -> float:
     begin = time.perf_counter()
     for step in range(steps):
         batch = tensors(batches.batch(step))
-        torch.manual_seed(stream_key(0, "dropout", step, 0))
+        torch.default_generator.manual_seed(stream_key(0, "dropout", step, 0))
         for group in optimizer.param_groups:
             group["lr"] = option.lr * schedule.factor(step / steps)
         with autocast("fp32", "cpu"):

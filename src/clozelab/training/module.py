@@ -80,6 +80,10 @@ class PretrainingModule(pl.LightningModule):
         optimizer: torch.optim.Optimizer = self.optimizer_option.build(self.model)
         return optimizer
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """On a CPU the batch is where it should be: Lightning's walk through it would cost time on every step."""
+        return batch if device.type == "cpu" else super().transfer_batch_to_device(batch, device, dataloader_idx)
+
     def on_train_start(self) -> None:
         """Start the clocks."""
         self._clock = time.perf_counter()
@@ -87,7 +91,10 @@ class PretrainingModule(pl.LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One optimiser step over this rank's share of the global batch."""
         # Dropout is a function of the step alone, so a resumed run draws what an uninterrupted one would have drawn.
-        torch.manual_seed(stream_key(self.seed, "dropout", self.spent.steps, self.global_rank))
+        # Not `torch.manual_seed`: it formats a stack trace for every kind of device that may turn up later.
+        on_gpu = self.device.type == "cuda"
+        generator = torch.cuda.default_generators[self.device.index] if on_gpu else torch.default_generator
+        generator.manual_seed(stream_key(self.seed, "dropout", self.spent.steps, self.global_rank))
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         targets, nonpad, rows = self._count(batch)
