@@ -1,4 +1,4 @@
-"""Where configurations are found, in the checkout or inside the installed package, and where runs are kept."""
+"""Where configurations and claims are found, in the checkout or inside the installed package; where runs are kept."""
 
 import os
 from pathlib import Path
@@ -17,6 +17,12 @@ def _shipped(name: str) -> Path:
 def conf_dir() -> Path:
     """Folder of the Hydra groups and presets."""
     return _shipped("conf")
+
+
+def claim_roots() -> list[Path]:
+    """Folders that hold claims: `experiments` here, then the shipped ones."""
+    candidates = (Path.cwd() / "experiments", _shipped("experiments"))
+    return list(dict.fromkeys(path.resolve() for path in candidates if path.is_dir()))
 
 
 def runs_dir() -> Path:

@@ -7,6 +7,7 @@ import pytest
 from clozelab import records
 from clozelab.claims.report import is_stale
 from clozelab.claims.schema import Claim, load_claim
+from clozelab.claims.verdict import judge
 from clozelab.running.claim_run import make_plan
 
 CLAIMS = [load_claim(path) for path in sorted((Path(__file__).parents[2] / "experiments").glob("*/claim.yaml"))]
@@ -29,4 +30,4 @@ def test_the_report_is_what_the_evidence_gives(claim: Claim) -> None:
         for record in found:
             assert record.scores is not None
             records.read_scores(evidence.parent / record.scores.path, record.scores.sha256)
-        assert not is_stale(claim.folder, claim, found, scale, scores=evidence.parent)
+        assert not is_stale(claim, judge(claim, found, scale, scores=evidence.parent), claim.folder)

@@ -78,6 +78,7 @@ def test_vocabulary_without_mask(tmp_path: Path) -> None:
         ("format.max_length=4096", "max_length"),
         ("batch_size=0", "batch_size"),
         ("trainer.accumulate=3", "accumulate"),
+        ("trainer.precision=fp16", "trainer.precision"),
         ("nonsense=1", "nonsense"),
         ("seed", "seed"),
     ],

@@ -33,6 +33,14 @@ def test_a_wrong_job_refuses_the_whole_sweep(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "train").exists()
 
 
+@pytest.mark.parametrize("override", ["model.hiden=64", "model.hiden=32,64"])
+def test_an_unknown_key_is_refused_with_the_one_that_was_meant(tmp_path: Path, override: str) -> None:
+    done = train(tmp_path, override)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "did you mean model.hidden?" in line
+
+
 def test_sweeping_the_launcher_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "hydra/launcher=local_processes,basic")
     assert done.returncode != 0

@@ -7,12 +7,12 @@ import yaml
 from clozelab.claims.schema import (
     MATCHABLE,
     Link,
-    claim_roots,
     find_claims,
     load_claim,
     parse_relation,
     resolve_claim,
 )
+from clozelab.paths import claim_roots
 from clozelab.records import BUDGETS
 
 VALID = {

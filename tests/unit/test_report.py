@@ -57,7 +57,7 @@ def claim(request) -> Claim:
 def test_equal_inputs_give_equal_bytes_and_the_order_of_records_is_no_input(tmp_path, claim):
     made = records(claim)
     for folder, given in (("one", made), ("two", made[::-1])):
-        write_report(claim, given, "cpu", tmp_path / folder)
+        write_report(claim, judge(claim, given, "cpu"), tmp_path / folder)
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert names == ["README.md", "plot.png", "verdict.json"]
     for name in names:
@@ -66,17 +66,18 @@ def test_equal_inputs_give_equal_bytes_and_the_order_of_records_is_no_input(tmp_
 
 def test_a_report_is_stale_as_soon_as_anything_changed(tmp_path, claim):
     made = records(claim)
-    assert is_stale(tmp_path, claim, made, "cpu")
-    write_report(claim, made, "cpu", tmp_path)
-    assert not is_stale(tmp_path, claim, made, "cpu")
-    assert is_stale(tmp_path, claim, made[:-1], "cpu")
-    assert is_stale(tmp_path, dataclasses.replace(claim, says="Something else."), made, "cpu")
+    verdict = judge(claim, made, "cpu")
+    assert is_stale(claim, verdict, tmp_path)
+    write_report(claim, verdict, tmp_path)
+    assert not is_stale(claim, verdict, tmp_path)
+    assert is_stale(claim, judge(claim, made[:-1], "cpu"), tmp_path)
+    assert is_stale(dataclasses.replace(claim, says="Something else."), verdict, tmp_path)
     for name in ("README.md", "verdict.json", "plot.png"):
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(b"edited")
-        assert is_stale(tmp_path, claim, made, "cpu"), name
+        assert is_stale(claim, verdict, tmp_path), name
         (tmp_path / name).write_bytes(content)
-    assert not is_stale(tmp_path, claim, made, "cpu")
+    assert not is_stale(claim, verdict, tmp_path)
 
 
 def test_the_page_holds_what_a_reader_needs_to_check_it(claim):
@@ -135,7 +136,8 @@ def test_the_matrix_of_albert_stands_beside_the_papers():
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_a_report_of_few_or_no_seeds_is_drawn_and_decides_nothing(tmp_path, claim, n):
     made = [record for record in records(claim) if record.seed < n]
-    verdict = write_report(claim, made, "cpu", tmp_path)
+    verdict = judge(claim, made, "cpu")
+    write_report(claim, verdict, tmp_path)
     assert set(verdict.counts) == {"inconclusive"}
     page = (tmp_path / "README.md").read_text()
     assert "- missing: " in page
@@ -148,7 +150,7 @@ def test_diverged_seeds_and_unmatched_budgets_are_listed(tmp_path, claim):
         made[0], metrics={name: dataclasses.replace(m, value=float("nan")) for name, m in made[0].metrics.items()}
     )
     made[-1] = dataclasses.replace(made[-1], budgets=BUDGETS | {"nonpad_tokens": 5e6})
-    write_report(claim, made, "cpu", tmp_path)
+    write_report(claim, judge(claim, made, "cpu"), tmp_path)
     page = (tmp_path / "README.md").read_text()
     assert f"- diverged: {made[0].arm}, seed 0: not finite" in page
     assert "**Not met:**" in page
@@ -157,7 +159,7 @@ def test_diverged_seeds_and_unmatched_budgets_are_listed(tmp_path, claim):
 
 def test_the_plot_is_a_picture_of_readable_size(tmp_path, claim):
     image = pytest.importorskip("matplotlib.image")
-    write_report(claim, records(claim), "cpu", tmp_path)
+    write_report(claim, judge(claim, records(claim), "cpu"), tmp_path)
     pixels = image.imread(tmp_path / "plot.png")
     assert 1200 <= pixels.shape[1] <= 2400
     # Nothing touches the border, so no label is cut off.
@@ -187,4 +189,5 @@ def test_published_reports_are_those_of_their_evidence():
         if published.is_file():
             scale = json.loads(published.read_text())["scale"]
             found, folder = read_records(claim.evidence(scale)), claim.evidence(scale).parent
-            assert not is_stale(claim.folder, claim, found, scale, scores=folder), f"run `clozelab publish {claim.id}`"
+            verdict = judge(claim, found, scale, scores=folder)
+            assert not is_stale(claim, verdict, claim.folder), f"run `clozelab publish {claim.id}`"

@@ -13,6 +13,7 @@ from datahelp import document, shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clozelab.data.plain import PlainWordPiece
 from clozelab.data.tokenizers import ByteBpeOption, FileOption, Tokenizer, WordPieceOption
 
 TEXTS = [document(np.random.default_rng(n), 30) for n in range(10)]
@@ -147,8 +148,14 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_signs | st.just("a [MASK] b") | st.just("x" * 150) | st.text(max_size=20), max_size=8))
-def test_word_cache_changes_no_id(cached: Tokenizer, lines: list[str]) -> None:
-    assert [ids.tolist() for ids in cached.encode_batch(lines)] == reference(cached, lines)
+def test_plain_text_and_word_cache_change_no_id(cached: Tokenizer, lines: list[str]) -> None:
+    expected = reference(cached, lines)
+    assert [ids.tolist() for ids in cached.encode_batch(lines)] == expected
+    plain = PlainWordPiece.of(cached.inner)
+    assert plain is not None
+    ids_T, lengths_N = plain.encode_flat(lines)
+    assert ids_T.tolist() == [i for ids in expected for i in ids]
+    assert lengths_N.tolist() == [len(ids) for ids in expected]
 
 
 def test_word_cache_on_text_and_after_a_reset(cached: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,4 +170,7 @@ def test_word_cache_only_where_words_are_independent(tmp_path: Path) -> None:
     assert trained(tmp_path, ByteBpeOption(vocab_size=400))._cache is None
     inner = trained(tmp_path).inner
     inner.normalizer = tokenizers.normalizers.Lowercase()
+    assert Tokenizer(inner, "test")._cache is None
+    inner = trained(tmp_path).inner
+    inner.add_tokens([tokenizers.AddedToken("house", normalized=True)])  # also "HOUSE" is this token
     assert Tokenizer(inner, "test")._cache is None

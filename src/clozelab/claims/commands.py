@@ -7,15 +7,16 @@ from pathlib import Path
 from clozelab import records
 from clozelab.claims.report import is_stale, write_report
 from clozelab.claims.schema import SCALES, Claim, load_claim, resolve_claim
-from clozelab.claims.verdict import judge, verdict_text
+from clozelab.claims.verdict import Verdict, judge, verdict_text
 
 SCORES = "scores"
 
 
 def present(claim: Claim, found: Sequence[records.Record], scale: str, folder: Path) -> None:
     """Judge records of a run tree against the seeds that the scale plans, print the verdict, keep the report."""
-    print(verdict_text(judge(claim, found, scale)))
-    write_report(claim, found, scale, folder)
+    verdict = judge(claim, found, scale)
+    print(verdict_text(verdict))
+    write_report(claim, verdict, folder)
     print(f"report: {folder / 'README.md'}")
 
 
@@ -39,12 +40,20 @@ def write_evidence(claim: Claim, scale: str, done: Sequence[tuple[records.Record
             _copy(directory / record.scores.path, target)
             record.scores = records.Scores(path=f"{SCORES}/{target.name}", sha256=record.scores.sha256)
         added += records.append_record(evidence, record)
-    # One report a claim: that of the largest scale with evidence.
-    largest = [name for name in SCALES if name in claim.scales and claim.evidence(name).exists()][-1]
-    found = records.read_records(claim.evidence(largest))
-    verdict = write_report(claim, found, largest, claim.folder, scores=evidence.parent)
+    verdict = _judge_evidence(claim, _published(claim)[-1])
+    write_report(claim, verdict, claim.folder)
     print(verdict_text(verdict))
     print(f"{added} record(s) added to {evidence}; report: {claim.folder / 'README.md'}")
+
+
+def _published(claim: Claim) -> list[str]:
+    """The scales with evidence, the largest last: a claim has one report, and it is that one's."""
+    return [name for name in SCALES if name in claim.scales and claim.evidence(name).exists()]
+
+
+def _judge_evidence(claim: Claim, scale: str) -> Verdict:
+    evidence = claim.evidence(scale)
+    return judge(claim, records.read_records(evidence), scale, scores=evidence.parent)
 
 
 def _publishable(claim: Claim) -> Claim:
@@ -77,18 +86,19 @@ def verdict(name: str, scale: str | None) -> int:
         ValueError: there is no evidence, or it cannot be read.
     """
     claim = resolve_claim(name)
-    scales = [scale] if scale else [s for s in claim.scales if claim.evidence(s).exists()]
-    if not scales or not claim.evidence(scales[0]).exists():
+    published = _published(claim)
+    scales = [scale] if scale else published
+    if not scales or scales[0] not in published:
         where = claim.evidence(scales[0]) if scales else claim.folder / "evidence"
         raise ValueError(
             f"no evidence at {where}; `clozelab run {claim.id}` makes records, `clozelab publish` keeps them"
         )
+    verdicts: dict[str, Verdict] = {}
     for chosen in scales:
-        evidence = claim.evidence(chosen)
-        print(verdict_text(judge(claim, records.read_records(evidence), chosen, scores=evidence.parent)))
-    largest = [s for s in claim.scales if claim.evidence(s).exists()][-1]
-    evidence = claim.evidence(largest)
-    if is_stale(claim.folder, claim, records.read_records(evidence), largest, scores=evidence.parent):
+        verdicts[chosen] = _judge_evidence(claim, chosen)
+        print(verdict_text(verdicts[chosen]))
+    largest = published[-1]
+    if is_stale(claim, verdicts.get(largest) or _judge_evidence(claim, largest), claim.folder):
         print(
             f"note: {claim.folder / 'README.md'} was generated from something else; "
             f"`clozelab publish {claim.id} --scale {largest}` writes it again"

@@ -1,4 +1,4 @@
-"""The report of a claim: README.md, plot.png and verdict.json, from the claim and its records alone.
+"""The report of a claim: README.md, plot.png and verdict.json, from the claim and its verdict alone.
 
 Equal inputs give equal bytes (no times, no host names), so a report that was not regenerated after its evidence
 changed is found by writing it again and comparing (`is_stale`).
@@ -7,7 +7,6 @@ changed is found by writing it again and comparing (`is_stale`).
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,13 @@ from clozelab.claims.verdict import (
     Spread,
     Verdict,
     effect_name,
-    judge,
     link_tests,
     number,
     p_value,
     paper_text,
     seed_list,
 )
-from clozelab.records import BUDGETS, PARAMETERS, Direction, Record
+from clozelab.records import BUDGETS, PARAMETERS, Direction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,39 +42,20 @@ _WIDE = 0.088
 """Inches that a character of a 9 pt label takes, generously."""
 
 
-def write_report(
-    claim: Claim,
-    records: Iterable[Record],
-    scale: str,
-    folder: Path,
-    *,
-    seeds: Sequence[int] | None = None,
-    scores: Path | None = None,
-) -> Verdict:
-    """Judge the records and write README.md, plot.png and verdict.json into `folder`.
-
-    Args:
-        seeds: the planned seeds (default: those of the scale).
-        scores: folder to which the records' score paths are relative, for the two-level bootstrap.
-
-    Raises:
-        ValueError: as `judge`.
-    """
-    verdict = judge(claim, records, scale, seeds=seeds, scores=scores)
+def write_report(claim: Claim, verdict: Verdict, folder: Path) -> None:
+    """Write README.md, plot.png and verdict.json into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text(readme(claim, verdict), encoding="utf-8")
     (folder / "verdict.json").write_text(verdict.to_json(), encoding="utf-8")
     draw(claim, verdict, folder / "plot.png")
-    return verdict
 
 
-def is_stale(folder: Path, claim: Claim, records: Iterable[Record], scale: str, *, scores: Path | None = None) -> bool:
-    """Whether the report in `folder` is not the one that the claim and the records give today.
+def is_stale(claim: Claim, verdict: Verdict, folder: Path) -> bool:
+    """Whether the report in `folder` is not the one that the claim and its verdict give today.
 
     The plot is compared by the digest of the verdict it was drawn from, which it carries: its pixels depend on the
     version of matplotlib.
     """
-    verdict = judge(claim, records, scale, scores=scores)
     wanted = {"README.md": readme(claim, verdict), "verdict.json": verdict.to_json()}
     for name, text in wanted.items():
         if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text:

@@ -25,6 +25,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from clozelab.paths import claim_roots
+
 SCALES = ("smoke", "cpu", "gpu", "paper")
 MATCHABLE = ("steps", "tokens", "nonpad_tokens", "targets", "flops", "seconds")
 
@@ -489,13 +491,6 @@ def _scales(node: _Node, seeds: tuple[int, ...]) -> dict[str, Scale]:
 
 
 # Finding -------------------------------------------------------------------------------------------------------------
-
-
-def claim_roots() -> list[Path]:
-    """Folders that hold claims: `experiments` here, then those of the checkout or those inside the package."""
-    package = Path(__file__).resolve().parents[1]
-    candidates = (Path.cwd() / "experiments", package.parents[1] / "experiments", package / "experiments")
-    return list(dict.fromkeys(path.resolve() for path in candidates if path.is_dir()))
 
 
 def find_claims(roots: Iterable[Path] | None = None, broken: list[str] | None = None) -> list[Claim]:

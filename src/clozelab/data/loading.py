@@ -1,6 +1,6 @@
 """The torch side of the data: a loader over steps. The only file of the data code that imports torch."""
 
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ class Steps(Dataset):
 
     def __len__(self) -> int:
         return max(0, self.stop - self.start)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < len(self):
@@ -49,7 +52,7 @@ class ClozeData(LightningDataModule):
         total_steps: int | None = None,
         rank: int | None = None,
         world: int | None = None,
-    ) -> DataLoader[Any]:
+    ) -> Iterable[dict[str, torch.Tensor]]:
         """Batches `start_step` to `total_steps` - 1; what is not given is as the module and its trainer say.
 
         Raises:
@@ -66,6 +69,8 @@ class ClozeData(LightningDataModule):
             rank,
             world,
         )
+        if self.workers == 0 and not self.pin_memory:
+            return steps  # a DataLoader would only add its own time to every step
         # batch_size=None: an item is a whole batch already.
         return DataLoader(
             steps,

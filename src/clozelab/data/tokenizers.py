@@ -11,7 +11,6 @@ Text is encoded sentence by sentence, without special tokens: a format puts thos
 
 import dataclasses
 import functools
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -28,6 +27,7 @@ import tokenizers.processors
 import tokenizers.trainers
 
 from clozelab.data.corpus import digest, package_version
+from clozelab.data.plain import encode_flat
 from clozelab.data.wordcache import WordCache
 from clozelab.data.wordpiece import train_wordpiece, wordpiece
 from clozelab.options import option
@@ -97,10 +97,7 @@ class Tokenizer:
         """(ids [T], lengths [N]): the sentences' ids one after another, and how many each sentence has."""
         if self._cache is not None:
             return self._cache.encode_flat(sentences)
-        lists = [encoding.ids for encoding in self.inner.encode_batch_fast(sentences, add_special_tokens=False)]
-        lengths_N = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-        ids_T = np.fromiter(itertools.chain.from_iterable(lists), dtype=np.uint32, count=int(lengths_N.sum()))
-        return ids_T, lengths_N
+        return encode_flat(self.inner, sentences)
 
     def encode_batch(self, sentences: list[str]) -> list[npt.NDArray[np.int64]]:
         """Ids of each sentence, without special tokens."""

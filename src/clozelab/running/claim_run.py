@@ -143,15 +143,12 @@ def prepare(plan: Plan, slots: int) -> None:
     Raises:
         ValueError: any of it fails; nothing was trained.
     """
-    seen: set[str] = set()
-    room = 0
+    distinct: dict[str, dict[str, Any]] = {}
     for cell in plan.missing():
         config = {**cell.config, "seed": 0, "claim": None, "arm": None, "scale": None}
-        key = json.dumps(config, sort_keys=True)
-        if key not in seen:
-            seen.add(key)
-            room = max(room, validate(config))
-            prepare_data(config)
+        distinct[json.dumps(config, sort_keys=True)] = config
+    room = max(map(validate, distinct.values()), default=0)
+    prepare_data(distinct.values())
     check_room(plan.directory, room * len(plan.missing()), f"{len(plan.missing())} cells")
     for cell in plan.missing():
         # A cell that goes on from a checkpoint keeps its configuration, number of threads included: other sums of

@@ -1,9 +1,11 @@
 """Compose configurations with Hydra, and check them before anything is trained."""
 
 import difflib
+import functools
+import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -37,14 +39,16 @@ def compose_run(overrides: list[str]) -> dict[str, Any]:
     try:
         return plain(compose("train", overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(one_line(error, overrides) + _nearest(error)) from error
+        raise ValueError(one_line(error, overrides)) from error
 
 
-def _nearest(error: BaseException) -> str:
+def _nearest(problem: str) -> str:
     """For an override of a key that does not exist: the key that may have been meant."""
-    if not (match := re.match(r"Could not override '([^']+)'", str(error))):
+    if not (match := re.match(r"Could not override '([^']+)'", problem)):
         return ""
-    known = flatten(plain(compose("train")))
+    # Hydra's own command line has taken its Hydra away by the time its errors come here.
+    with nullcontext() if GlobalHydra.instance().is_initialized() else composer():
+        known = flatten(plain(compose("train")))
     if match[1] in known:
         return "; the option that has this key was not chosen"
     near = difflib.get_close_matches(match[1], known, n=1)
@@ -66,7 +70,8 @@ def one_line(error: BaseException, overrides: list[str]) -> str:
                 break
             continue
         kept.append(line)
-    return " ".join(kept) + f" [overrides: {' '.join(overrides) or 'none'}; `clozelab train --help` lists the options]"
+    where = f"[overrides: {' '.join(overrides) or 'none'}; `clozelab train --help` lists the options]"
+    return f"{' '.join(kept)} {where}{_nearest(text)}"
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -115,25 +120,39 @@ def validate(config: dict[str, Any]) -> int:
     return 2 * weights_and_moments + 10_000_000
 
 
-def prepare_data(config: dict[str, Any]) -> None:
-    """Build (or find) the store, and cut the splits into examples: every data error shows before the first cell.
+def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
+    """Build (or find) the stores, and cut the splits into examples: every data error shows before the first cell.
+
+    What configurations share is opened and cut once.
 
     Raises:
         ValueError: the corpus is missing, empty, too small for the task, or its tokenizer lacks a mask token.
     """
+    from clozelab.data.examples import Examples
     from clozelab.data.pairs import pair_objective
-    from clozelab.data.store import cache_dir, open_store
+    from clozelab.data.store import Store, cache_dir, open_store
 
-    store = open_store(build(config["corpus"]), build(config["tokenizer"]), cache_dir())
-    format_ = build(config["format"])
-    needs = {("train", build(config["task"]).pair): f"task.pair={build(config['task']).pair}"}
-    for name, node in config["evaluation"].items():
-        needs |= {need: f"evaluation.{name}" for need in build(node).needs() if need not in needs}
-    examples: dict[str, Any] = {}
-    for (split, pair), who in needs.items():
-        try:
-            if split not in examples:
-                examples[split] = format_.examples(store, split)
-            pair_objective(pair).check(examples[split])
-        except ValueError as error:
-            raise ValueError(f"{who}: {error}") from None
+    @functools.cache
+    def opened(source: str) -> Store:
+        corpus, tokenizer = json.loads(source)
+        return open_store(build(corpus), build(tokenizer), cache_dir())
+
+    @functools.cache
+    def cut(source: str, format_: str, split: str) -> Examples:
+        made = build(json.loads(format_)).examples(opened(source), split)
+        assert isinstance(made, Examples)
+        return made
+
+    for config in configs:
+        source = json.dumps([config["corpus"], config["tokenizer"]], sort_keys=True)
+        format_ = json.dumps(config["format"], sort_keys=True)
+        opened(source)  # here, so that no single need is blamed for a corpus that cannot be read
+        task = build(config["task"])
+        needs = {("train", task.pair): f"task.pair={task.pair}"}
+        for name, node in config["evaluation"].items():
+            needs |= {need: f"evaluation.{name}" for need in build(node).needs() if need not in needs}
+        for (split, pair), who in needs.items():
+            try:
+                pair_objective(pair).check(cut(source, format_, split))
+            except ValueError as error:
+                raise ValueError(f"{who}: {error}") from None

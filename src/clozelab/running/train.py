@@ -44,9 +44,9 @@ def prepare_runs(configs: list[dict[str, Any]]) -> list[Path]:
     Raises:
         ValueError: one of them cannot run; nothing was trained.
     """
-    for config in configs:
-        room = validate(config)
-        prepare_data(config)
+    rooms = [validate(config) for config in configs]
+    prepare_data(configs)
+    for config, room in zip(configs, rooms, strict=True):
         check_room(Path(config["runs_dir"]), room * len(configs), f"{len(configs)} run(s)")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     directories = []

@@ -204,7 +204,7 @@ def make_trainer(directory: Path, option: TrainerOption, device: torch.device, l
         logger=loggers,
         callbacks=[
             LastCheckpoint(directory / CHECKPOINT, option.checkpoint_every, option.checkpoint_seconds),
-            CellProgress(show=option.progress),
+            *([CellProgress()] if option.progress and sys.stderr.isatty() else []),
         ],
         enable_checkpointing=False,
         enable_progress_bar=False,

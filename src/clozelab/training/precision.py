@@ -7,8 +7,6 @@ import contextlib
 
 import torch
 
-PRECISIONS = ("auto", "bf16", "fp32")
-
 
 def has_fast_bf16(accelerator: str) -> bool:
     """Whether products in bf16 run on hardware made for them: AVX512-BF16 or AMX on a CPU, Ampere or later on a GPU."""
@@ -23,14 +21,9 @@ def choose_precision(wanted: str, accelerator: str) -> str:
     """The precision to run in, "bf16" or "fp32".
 
     Args:
-        wanted: "auto", or "bf16" or "fp32" to force one.
+        wanted: `trainer.precision`, which the trainer option has checked: "auto", or the precision itself.
         accelerator: type of the device, "cpu" or "cuda".
-
-    Raises:
-        ValueError: wanted is none of the three.
     """
-    if wanted not in PRECISIONS:
-        raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, not {wanted!r}")
     if wanted == "auto":
         return "bf16" if has_fast_bf16(accelerator) else "fp32"
     return wanted

@@ -3,7 +3,6 @@
 The bar is drawn from the row that the module logs, so it costs nothing on the steps between.
 """
 
-import sys
 import time
 from typing import Any
 
@@ -12,20 +11,15 @@ from pytorch_lightning.callbacks import Callback
 
 
 class CellProgress(Callback):
-    """A rich progress bar that moves at most five times a second.
+    """A rich progress bar on stderr that moves at most five times a second."""
 
-    Args:
-        show: draw at all; without a terminal nothing is drawn (train.log and metrics.jsonl tell the same).
-    """
-
-    def __init__(self, show: bool) -> None:
-        self._show = show and sys.stderr.isatty()
+    def __init__(self) -> None:
         self._bar: Any = None
         self._next = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw the empty bar."""
-        if not (self._show and trainer.is_global_zero):
+        if not trainer.is_global_zero:
             return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
