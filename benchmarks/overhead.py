@@ -27,6 +27,7 @@ from clozelab.data.store import open_store
 from clozelab.data.tokenizers import WordPieceOption
 from clozelab.models.encoder import EncoderOption
 from clozelab.models.initialise import initialise
+from clozelab.models.positions.learned import LearnedOption
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.seeds import stream_key
 from clozelab.tracking.wandb import WandbTracker
@@ -42,9 +43,9 @@ from clozelab.training.precision import autocast
 
 def nano(vocab_size: int, pad_id: int) -> PretrainingModel:
     """A model so small that its step is mostly overhead."""
-    option = EncoderOption(hidden=32, layers=1, heads=2, ffn=64, positions=32)
+    option = EncoderOption(hidden=32, layers=1, heads=2, ffn=64, position=LearnedOption(length=32))
     model = PretrainingModel(option, vocab_size, pad_id, pair=True)
-    initialise(model, 0, 0.1)
+    initialise(model, 0)
     return model
 
 

@@ -107,7 +107,7 @@ def our_model(size: str, dropout: float, seed: int) -> Any:
 
     option = EncoderOption(**SIZES[size], dropout=dropout, attention_dropout=dropout)  # type: ignore[arg-type]
     model = PretrainingModel(option, VOCAB, 0)
-    initialise(model, seed, option.init_scale)
+    initialise(model, seed)
     return model, option
 
 
@@ -301,7 +301,7 @@ def train_to_validation(peer: str, seed: int, steps: int) -> float:
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(99))
     held_out, train = rows[order[:256]], rows[order[256:]]
     ours, option = our_model("tiny", 0.1, seed)
-    initialise(ours, seed, 128**-0.5)
+    initialise(ours, seed)
     if peer == "ours":
         model, make = ours, our_step
     else:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 # Packages in which options live; a new option is one new file in one of them.
 OPTION_PACKAGES = (
@@ -48,14 +48,28 @@ def option(group: str, name: str, package: str | None = None) -> Callable[[type[
         if not dataclasses.is_dataclass(cls):
             raise TypeError(f"@option wants a dataclass, {cls.__qualname__} is none")
         target = f"{cls.__module__}.{cls.__qualname__}"
-        schema = dataclasses.make_dataclass(
-            cls.__name__, [("_target_", str, dataclasses.field(default=target))], bases=(cls,), kw_only=True
-        )
+        added: list[tuple[str, Any, Any]] = [("_target_", str, dataclasses.field(default=target))]
+        inner = {f.name: f.metadata["chosen"] for f in dataclasses.fields(cls) if "chosen" in f.metadata}
+        if inner:
+            # An option within this one is a group of its own below it, filled by Hydra's defaults list.
+            added += [(name, Any, dataclasses.field(default=MISSING)) for name in inner]
+            chosen = [*({name: choice} for name, choice in inner.items()), "_self_"]
+            added.append(("defaults", list[Any], dataclasses.field(default_factory=lambda: list(chosen))))
+        schema = dataclasses.make_dataclass(cls.__name__, added, bases=(cls,), kw_only=True)
         ConfigStore.instance().store(group=group, name=name, node=schema, package=package, provider="clozelab")
         _registered[group, name] = cls
         return cls
 
     return decorate
+
+
+def inner_option(choice: str) -> dict[str, str]:
+    """Metadata of a field that is an option itself: field `position` of `model` is the group `model/position`.
+
+    Args:
+        choice: the name of the option that stands there unless another is chosen.
+    """
+    return {"chosen": choice}
 
 
 def discover(*packages: str) -> None:
@@ -93,4 +107,8 @@ def build(config: DictConfig | Mapping[str, Any]) -> Any:
     unknown = sorted(str(key) for key in plain if key not in known)
     if unknown:
         raise ValueError(f"{target} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    return cls(**{str(key): value for key, value in plain.items()})
+    return cls(**{str(key): build(value) if _is_option(value) else value for key, value in plain.items()})
+
+
+def _is_option(node: Any) -> bool:
+    return isinstance(node, Mapping) and "_target_" in node

@@ -12,18 +12,19 @@ from torch import Tensor
 
 from clozelab.models.encoder import EncoderOption
 from clozelab.models.hf import from_hf_state, hf_config, to_hf_state
+from clozelab.models.positions.learned import LearnedOption
 from clozelab.models.pretraining import PretrainingModel
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install clozelab[hf]")
 
 B, S, V, K = 5, 7, 99, 3
-TOY = {"hidden": 36, "layers": 3, "heads": 4, "ffn": 53, "positions": 17}
-ROBERTA = {"position_offset": 2, "segments": 1, "norm_eps": 1e-5}
+TOY = {"hidden": 36, "layers": 3, "heads": 4, "ffn": 53, "position": LearnedOption(17)}
+ROBERTA = TOY | {"position": LearnedOption(17, offset=2), "segments": 1, "norm_eps": 1e-5}
 ALBERT = {"embedding": 11, "share": "all", "activation": "gelu_new"}
 CASES = {
     "BertForPreTraining": (EncoderOption(**TOY), 0, True),
     "BertForMaskedLM": (EncoderOption(**TOY), 0, False),
-    "RobertaForMaskedLM": (EncoderOption(**TOY, **ROBERTA), 1, False),
+    "RobertaForMaskedLM": (EncoderOption(**ROBERTA), 1, False),
     "AlbertForPreTraining": (EncoderOption(**TOY, **ALBERT), 0, True),
     "AlbertForMaskedLM": (EncoderOption(**TOY, **ALBERT), 0, False),
 }

@@ -7,10 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from clozelab.models.encoder import EncoderOption
+from clozelab.models.positions.learned import LearnedOption
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.training.cost import flops, forward_flops, parameters
 
-BASE_LIKE = EncoderOption(hidden=96, layers=4, heads=6, ffn=384, positions=64)
+BASE_LIKE = EncoderOption(hidden=96, layers=4, heads=6, ffn=384, position=LearnedOption(length=64))
 SHAPE = {"batch_size": 3, "length": 64, "vocab_size": 1000, "targets": 9}
 
 

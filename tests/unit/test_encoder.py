@@ -7,14 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from clozelab.models.attention import attend
+from clozelab.models.attention import _TwoProducts, attend
 from clozelab.models.encoder import Encoder, EncoderOption
 from clozelab.models.initialise import initialise
 from clozelab.models.linear import Linear
+from clozelab.models.positions.learned import LearnedOption
 from clozelab.models.pretraining import PretrainingModel
 
 V, B, S = 61, 5, 7
-TOY = EncoderOption(hidden=12, layers=3, heads=3, ffn=19, embedding=10, positions=9, init_scale=0.3)
+TOY = EncoderOption(
+    hidden=12, layers=3, heads=3, ffn=19, embedding=10, position=LearnedOption(length=9), init_scale=0.3
+)
+
+
+def test_an_impossible_position_setting_is_refused_by_name() -> None:
+    for key, value in (("length", 0), ("offset", -1)):
+        with pytest.raises(ValueError, match=rf"model\.position\.{key}"):
+            LearnedOption(**{key: value})
 
 
 def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,7 +35,7 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 def toy(option: EncoderOption = TOY, seed: int = 0) -> Encoder:
     encoder = option.build(V, 0)
-    initialise(encoder, seed, option.init_scale)
+    initialise(encoder, seed)
     return encoder
 
 
@@ -38,8 +47,6 @@ def toy(option: EncoderOption = TOY, seed: int = 0) -> Encoder:
         ("heads", 5),
         ("ffn", 0),
         ("embedding", 0),
-        ("positions", 0),
-        ("position_offset", -1),
         ("segments", -1),
         ("share", "some"),
         ("activation", "relu6"),
@@ -102,8 +109,8 @@ def test_segments() -> None:
 
 
 def test_rows_before_the_position_offset_are_unused() -> None:
-    encoder = toy(dataclasses.replace(TOY, position_offset=2)).eval()
-    assert encoder.embeddings.position.num_embeddings == TOY.positions + 2
+    encoder = toy(dataclasses.replace(TOY, position=LearnedOption(9, offset=2))).eval()
+    assert len(encoder.embeddings.position.weight) == 9 + 2
     before = encoder(*inputs())
     with torch.no_grad():
         encoder.embeddings.position.weight[:2] += 1
@@ -112,7 +119,7 @@ def test_rows_before_the_position_offset_are_unused() -> None:
 
 def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     ids = torch.ones(1, 10, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"model\.positions >= 10"):
+    with pytest.raises(ValueError, match=r"model\.position\.length >= 10"):
         toy()(ids, ids * 0, None)
 
 
@@ -126,11 +133,11 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     models = {pair: PretrainingModel(TOY, V, 0, pair=pair) for pair in (False, True)}
     for model in models.values():
         torch.rand(3)  # the global generator plays no part
-        initialise(model, 5, TOY.init_scale)
+        initialise(model, 5)
     plain, paired = (model.state_dict() for model in models.values())
     assert all(torch.equal(value, paired[name]) for name, value in plain.items())
     other = PretrainingModel(TOY, V, 0)
-    initialise(other, 6, TOY.init_scale)
+    initialise(other, 6)
     assert not torch.equal(other.state_dict()["mlm.dense.weight"], plain["mlm.dense.weight"])
     blocks = [plain[f"encoder.blocks.{i}.ffn.up.weight"] for i in (0, 1)]
     assert not torch.equal(blocks[0], blocks[1])
@@ -138,7 +145,7 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
 
 def test_initial_values_are_those_of_bert() -> None:
     model = PretrainingModel(EncoderOption(hidden=128, layers=1, heads=2, ffn=512), 1000, 3)
-    initialise(model, 0, 0.02)
+    initialise(model, 0)
     for name, value in model.state_dict().items():
         if "norm.weight" in name:
             assert bool((value == 1).all()), name
@@ -164,7 +171,7 @@ def test_dropout_is_a_function_of_the_seed() -> None:
 def test_bf16_is_near_fp32() -> None:
     option = EncoderOption(hidden=64, layers=2, heads=2, ffn=128, init_scale=0.125)
     model = PretrainingModel(option, V, 0)
-    initialise(model, 0, option.init_scale)
+    initialise(model, 0)
     model.eval()
     ids, segments, mask = inputs()
     mask[2, 5:] = False
@@ -185,22 +192,21 @@ def test_bf16_is_near_fp32() -> None:
             assert error < 0.05, (name, error)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_both_ways_of_attention_agree(packed: bool) -> None:
-    heads, hidden, queries = 3, 12, 4
+@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+@pytest.mark.parametrize("bias_shape", [None, (B, 1, 1, S), (1, 6, 4, S), (B, 6, 4, S)])
+def test_both_ways_of_attention_agree(kv_heads: int, bias_shape: tuple[int, ...] | None) -> None:
     generator = torch.Generator().manual_seed(0)
-    qkv = torch.randn(B, S, (3 if packed else 2) * hidden, generator=generator, dtype=torch.float64)
-    q = None if packed else torch.randn(B, queries, hidden, generator=generator, dtype=torch.float64)
-    mask = torch.rand(B, S, generator=generator) > 0.3
-    mask[:, 0] = True
-    from clozelab.models.attention import _TwoProducts
 
-    bias = torch.zeros(B, 1, S, dtype=torch.float64).masked_fill_(~mask[:, None], float("-inf"))
-    leaves = [x.requires_grad_() for x in (qkv, q) if x is not None]
-    flash = attend(qkv, q, mask, heads, 0.0)
-    ours = _TwoProducts.apply(qkv, q, bias, heads, 0.0)  # type: ignore[no-untyped-call]
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    q, k, v = draw(B, 6, 4, 5), draw(B, kv_heads, S, 5), draw(B, kv_heads, S, 5)
+    bias = None if bias_shape is None else draw(*bias_shape)
+    flash = attend(q, k, v, bias, 0.0)
+    ours = _TwoProducts.apply(q, k, v, bias, 0.0)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(ours, flash)
     weights = torch.randn(flash.shape, generator=generator, dtype=torch.float64)
+    leaves = [x for x in (q, k, v, bias) if x is not None]
     for a, b in zip(
         torch.autograd.grad((ours * weights).sum(), leaves),
         torch.autograd.grad((flash * weights).sum(), leaves),

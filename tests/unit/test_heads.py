@@ -11,15 +11,18 @@ from clozelab.models import loss as loss_module
 from clozelab.models.encoder import EncoderOption
 from clozelab.models.initialise import initialise
 from clozelab.models.loss import target_losses
+from clozelab.models.positions.learned import LearnedOption
 from clozelab.models.pretraining import PretrainingModel
 
 V, B, S, K = 61, 6, 7, 3
-TOY = EncoderOption(hidden=12, layers=2, heads=3, ffn=19, embedding=10, positions=9, init_scale=0.3)
+TOY = EncoderOption(
+    hidden=12, layers=2, heads=3, ffn=19, embedding=10, position=LearnedOption(length=9), init_scale=0.3
+)
 
 
 def toy(pair: bool = True, mlm: bool = True, option: EncoderOption = TOY) -> PretrainingModel:
     model = PretrainingModel(option, V, 0, mlm=mlm, pair=pair)
-    initialise(model, 0, option.init_scale)
+    initialise(model, 0)
     return model.eval()
 
 

@@ -8,10 +8,11 @@ from torch import nn
 
 from clozelab.models.encoder import EncoderOption
 from clozelab.models.initialise import initialise
+from clozelab.models.positions.learned import LearnedOption
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.training.optimizers import AdamWOption, LinearOption, gradient_norm, parameter_groups
 
-TOY = EncoderOption(hidden=12, layers=2, heads=3, ffn=19, embedding=10, positions=9, share="all")
+TOY = EncoderOption(hidden=12, layers=2, heads=3, ffn=19, embedding=10, position=LearnedOption(length=9), share="all")
 
 
 def test_every_trainable_parameter_is_in_one_group_and_once() -> None:
@@ -63,7 +64,7 @@ def test_clipping_in_place() -> None:
 
 def test_a_few_steps_learn() -> None:
     model = PretrainingModel(TOY, 61, 0)
-    initialise(model, 0, 0.3)
+    initialise(model, 0)
     option = AdamWOption(lr=0.02)
     optimizer = option.build(model)
     ids = torch.arange(1, 9).expand(4, 8)

@@ -1,7 +1,10 @@
-"""Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): softmax(Q K^T / sqrt(D)) V, heads side by side.
+"""Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): softmax(Q K^T / sqrt(D) + bias) V, head by head.
 
-Shapes: B sequences, S positions, Q positions asked for (Q = S but in a last block), H hidden, N heads, D = H / N,
-P = B x N.
+Keys and values may have fewer heads than queries: each serves a group of them (grouped-query attention, Ainslie et al.
+2023; one for all is multi-query attention, Shazeer 2019).
+
+Shapes: B sequences, S positions, Q positions asked for (Q = S but in a last block), H hidden, N heads, G key/value
+heads, D = H / N, C = (N + 2 G) D. In the kernel P = B G, and R = (N / G) Q the rows of scores that share keys.
 """
 
 import math
@@ -11,20 +14,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clozelab.models.context import AttentionContext
 from clozelab.models.dropout import keep_mask, rounded_rate
 from clozelab.models.linear import Linear, linear
 
 
-def _split_heads(x_BSX: Tensor, heads: int, parts: int) -> Tensor:
-    """[parts, B, N, S, D] view of [B, S, parts x H]."""
-    batch, length, width = x_BSX.shape
-    return x_BSX.view(batch, length, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4)
+class _SplitHeads(torch.autograd.Function):
+    """Contiguous [B, heads, S, D] of each part of [B, S, C]; backward writes the parts into one [B, S, C].
+
+    torch's own views would leave the copies to the products, and need one more in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BSC: Tensor, width: int, *heads: int) -> tuple[Tensor, ...]:
+        ctx.heads, ctx.width = heads, width
+        return tuple(part.contiguous() for part in _head_views(x_BSC, width, heads))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        batch, _, length, width = grads[0].shape
+        dx_BSC = grads[0].new_empty(batch, length, sum(ctx.heads) * width)
+        for view, grad in zip(_head_views(dx_BSC, width, ctx.heads), grads, strict=True):
+            view.copy_(grad)
+        return dx_BSC, None, *(None for _ in ctx.heads)
 
 
-def _join_heads(x_PSD: Tensor, heads: int, parts: int = 1) -> Tensor:
-    """[B, S, parts x H] of [parts x P, S, D]: the inverse."""
-    pairs, length, width = x_PSD.shape
-    return x_PSD.view(parts, pairs // (parts * heads), heads, length, width).permute(1, 3, 0, 2, 4).flatten(2)
+def _head_views(x_BSC: Tensor, width: int, heads: tuple[int, ...]) -> list[Tensor]:
+    parts = torch.split(x_BSC, [width * n for n in heads], -1)
+    return [part.view(*part.shape[:2], n, width).transpose(1, 2) for part, n in zip(parts, heads, strict=True)]
+
+
+def split_heads(x_BSC: Tensor, width: int, *heads: int) -> tuple[Tensor, ...]:
+    """[B, n, S, D] for each n of `heads`, of the parts that lie side by side in x."""
+    if x_BSC.device.type == "cpu" and not torch.compiler.is_compiling():
+        parts: tuple[Tensor, ...] = _SplitHeads.apply(x_BSC, width, *heads)  # type: ignore[no-untyped-call]
+        return parts
+    return tuple(_head_views(x_BSC, width, heads))
+
+
+def rotate(x_BNSD: Tensor, angles: Tensor) -> Tensor:
+    """x with the pair of dimensions (k, k + D/2) turned by angle k; angles broadcast to [B, N, S, D / 2]."""
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x_BNSD.float().chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x_BNSD.dtype)
 
 
 class _TwoProducts(torch.autograd.Function):
@@ -32,100 +64,113 @@ class _TwoProducts(torch.autograd.Function):
 
     On a CPU, for sequences up to some hundreds, this is several times faster in bf16 than the flash kernel, whose inner
     products are too small for the matrix units; and that kernel has no dropout. What is left is memory traffic, hence
-    one copy to split the heads and one to join them, both scales inside the products, and buffers used in place.
+    both scales inside the products, and buffers used in place. The queries of a group stand below each other, so that
+    their keys are not repeated.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, qkv_BSX: Tensor, q_BQH: Tensor | None, bias_B1S: Tensor | None, heads: int, rate: float
+        ctx: Any, q_BNQD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, bias_BNQS: Tensor | None, rate: float
     ) -> Tensor:
-        if q_BQH is None:
-            q_PQD, k_PSD, v_PSD = _split_heads(qkv_BSX, heads, 3).contiguous().flatten(1, 2)
-        else:
-            (q_PQD,) = _split_heads(q_BQH, heads, 1).contiguous().flatten(1, 2)
-            k_PSD, v_PSD = _split_heads(qkv_BSX, heads, 2).contiguous().flatten(1, 2)
-        pairs, queries, width = q_PQD.shape
+        batch, heads, queries, width = q_BNQD.shape
+        k_PSD, v_PSD = k_BGSD.flatten(0, 1), v_BGSD.flatten(0, 1)
+        pairs, length, _ = k_PSD.shape
+        q_PRD = q_BNQD.reshape(pairs, -1, width)
         ctx.scale, (k, ctx.keep_scale) = 1 / math.sqrt(width), rounded_rate(rate)
-        weight_PQS = q_PQD.new_empty(pairs, queries, k_PSD.shape[1])
-        torch.baddbmm(weight_PQS, q_PQD, k_PSD.mT, beta=0, alpha=ctx.scale, out=weight_PQS)
-        if bias_B1S is not None:
-            weight_PQS.view(len(bias_B1S), heads, *weight_PQS.shape[1:]).add_(bias_B1S[:, None])
-        torch.softmax(weight_PQS, -1, out=weight_PQS)
-        keep_PQS, dropped_PQS = None, weight_PQS
+        weight_PRS = q_PRD.new_empty(pairs, q_PRD.shape[1], length)
+        torch.baddbmm(weight_PRS, q_PRD, k_PSD.mT, beta=0, alpha=ctx.scale, out=weight_PRS)
+        if bias_BNQS is not None:
+            weight_PRS.view(batch, heads, queries, length).add_(bias_BNQS)
+        torch.softmax(weight_PRS, -1, out=weight_PRS)
+        keep_PRS, dropped_PRS = None, weight_PRS
         if k:
-            keep_PQS = keep_mask(weight_PQS.shape, rate, weight_PQS.dtype)
-            dropped_PQS = weight_PQS * keep_PQS
-        y_PQD = torch.empty_like(q_PQD)
-        torch.baddbmm(y_PQD, dropped_PQS, v_PSD, beta=0, alpha=ctx.keep_scale, out=y_PQD)
-        ctx.save_for_backward(q_PQD, k_PSD, v_PSD, weight_PQS, dropped_PQS, keep_PQS)
-        ctx.heads, ctx.packed = heads, q_BQH is None
-        return _join_heads(y_PQD, heads)
+            keep_PRS = keep_mask(weight_PRS.shape, rate, weight_PRS.dtype)
+            dropped_PRS = weight_PRS * keep_PRS
+        y_PRD = torch.empty_like(q_PRD)
+        torch.baddbmm(y_PRD, dropped_PRS, v_PSD, beta=0, alpha=ctx.keep_scale, out=y_PRD)
+        ctx.save_for_backward(q_PRD, k_PSD, v_PSD, weight_PRS, dropped_PRS, keep_PRS)
+        ctx.shapes = q_BNQD.shape, k_BGSD.shape, None if bias_BNQS is None else bias_BNQS.shape
+        return y_PRD.view(q_BNQD.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        q_PQD, k_PSD, v_PSD, weight_PQS, dropped_PQS, keep_PQS = ctx.saved_tensors
-        dy_PQD = _split_heads(grads[0], ctx.heads, 1).contiguous().flatten(0, 2)
-        pairs, length, width = k_PSD.shape
-        parts = 3 if ctx.packed else 2
-        d_XPSD = k_PSD.new_empty(parts, pairs, length, width)
-        dq_PQD = d_XPSD[0] if ctx.packed else torch.empty_like(q_PQD)
-        dk_PSD, dv_PSD = d_XPSD[-2], d_XPSD[-1]
-        torch.baddbmm(dv_PSD, dropped_PQS.mT, dy_PQD, beta=0, alpha=ctx.keep_scale, out=dv_PSD)
-        dweight_PQS = torch.empty_like(weight_PQS)
-        torch.baddbmm(dweight_PQS, dy_PQD, v_PSD.mT, beta=0, alpha=ctx.keep_scale, out=dweight_PQS)
-        if keep_PQS is not None:
-            dweight_PQS *= keep_PQS
-        dscore_PQS = torch._softmax_backward_data(dweight_PQS, weight_PQS, -1, weight_PQS.dtype)
-        torch.baddbmm(dq_PQD, dscore_PQS, k_PSD, beta=0, alpha=ctx.scale, out=dq_PQD)
-        torch.baddbmm(dk_PSD, dscore_PQS.mT, q_PQD, beta=0, alpha=ctx.scale, out=dk_PSD)
-        dq_BQH = None if ctx.packed else _join_heads(dq_PQD, ctx.heads)
-        return _join_heads(d_XPSD.flatten(0, 1), ctx.heads, parts), dq_BQH, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
+        q_PRD, k_PSD, v_PSD, weight_PRS, dropped_PRS, keep_PRS = ctx.saved_tensors
+        q_shape, k_shape, bias_shape = ctx.shapes
+        dy_PRD = grads[0].reshape(q_PRD.shape)
+        dq_PRD, dk_PSD, dv_PSD = torch.empty_like(q_PRD), torch.empty_like(k_PSD), torch.empty_like(v_PSD)
+        torch.baddbmm(dv_PSD, dropped_PRS.mT, dy_PRD, beta=0, alpha=ctx.keep_scale, out=dv_PSD)
+        dweight_PRS = torch.empty_like(weight_PRS)
+        torch.baddbmm(dweight_PRS, dy_PRD, v_PSD.mT, beta=0, alpha=ctx.keep_scale, out=dweight_PRS)
+        if keep_PRS is not None:
+            dweight_PRS *= keep_PRS
+        dscore_PRS = torch._softmax_backward_data(dweight_PRS, weight_PRS, -1, weight_PRS.dtype)
+        torch.baddbmm(dq_PRD, dscore_PRS, k_PSD, beta=0, alpha=ctx.scale, out=dq_PRD)
+        torch.baddbmm(dk_PSD, dscore_PRS.mT, q_PRD, beta=0, alpha=ctx.scale, out=dk_PSD)
+        dbias = None
+        if bias_shape is not None and ctx.needs_input_grad[3]:
+            dbias = dscore_PRS.view(*q_shape[:3], k_shape[2]).sum_to_size(bias_shape)
+        return dq_PRD.view(q_shape), dk_PSD.view(k_shape), dv_PSD.view(k_shape), dbias, None
 
 
-def attend(qkv_BSX: Tensor, q_BQH: Tensor | None, mask_BS: Tensor | None, heads: int, rate: float) -> Tensor:
-    """[B, Q, H]: what each query reads from the positions that the mask allows.
+def attend(q_BNQD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, bias_BNQS: Tensor | None, rate: float) -> Tensor:
+    """[B, N, Q, D]: what each query reads.
 
     Args:
-        qkv_BSX: [B, S, 3 H] queries, keys and values; or [B, S, 2 H] keys and values where the queries are given apart.
-        q_BQH: the queries, if not in qkv.
-        mask_BS: [B, S] bool, False where nothing may be read.
-        heads: N.
+        q_BNQD: queries.
+        k_BGSD: keys; G divides N.
+        v_BGSD: values.
+        bias_BNQS: added to the scaled scores; may broadcast, and may want a gradient.
         rate: dropout of the attention weights.
     """
     # The flash kernels are right on a GPU, and in fp32 without dropout on a CPU.
-    if qkv_BSX.device.type == "cpu" and (qkv_BSX.dtype == torch.bfloat16 or rate > 0):
-        bias_B1S = None
-        if mask_BS is not None:
-            bias_B1S = torch.zeros_like(mask_BS, dtype=qkv_BSX.dtype).masked_fill_(~mask_BS, -math.inf)[:, None]
-        y_BQH: Tensor = _TwoProducts.apply(qkv_BSX, q_BQH, bias_B1S, heads, rate)  # type: ignore[no-untyped-call]
-        return y_BQH
-    if q_BQH is None:
-        q_BNQD, k_BNSD, v_BNSD = _split_heads(qkv_BSX, heads, 3)
-    else:
-        (q_BNQD,) = _split_heads(q_BQH, heads, 1)
-        k_BNSD, v_BNSD = _split_heads(qkv_BSX, heads, 2)
-    mask_B11S = None if mask_BS is None else mask_BS[:, None, None]
-    y_BNQD = F.scaled_dot_product_attention(q_BNQD, k_BNSD, v_BNSD, attn_mask=mask_B11S, dropout_p=rate)
-    return y_BNQD.transpose(1, 2).flatten(2)
+    on_cpu = q_BNQD.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and (q_BNQD.dtype == torch.bfloat16 or rate > 0):
+        y_BNQD: Tensor = _TwoProducts.apply(  # type: ignore[no-untyped-call]
+            q_BNQD, k_BGSD, v_BGSD, bias_BNQS, rate
+        )
+        return y_BNQD
+    grouped = q_BNQD.shape[1] != k_BGSD.shape[1]
+    return F.scaled_dot_product_attention(
+        q_BNQD, k_BGSD, v_BGSD, attn_mask=bias_BNQS, dropout_p=rate, enable_gqa=grouped
+    )
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values from one product, attention, and the output projection."""
+    """Queries, keys and values from one product, attention, and the output projection.
 
-    def __init__(self, hidden: int, heads: int, rate: float) -> None:
+    Args:
+        hidden: H.
+        heads: N.
+        kv_heads: G.
+        bias: the two projections have one.
+        rate: dropout of the attention weights.
+        number: which of the encoder's attention layers it is.
+    """
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int, bias: bool, rate: float, number: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.rate = rate
-        self.qkv = Linear(hidden, 3 * hidden)
-        self.output = Linear(hidden, hidden)
+        self.heads, self.kv_heads, self.rate, self.number = heads, kv_heads, rate, number
+        self.width = hidden // heads
+        self.qkv = Linear(hidden, hidden + 2 * kv_heads * self.width, bias=bias)
+        self.output = Linear(hidden, hidden, bias=bias)
 
-    def forward(self, x_BSH: Tensor, mask_BS: Tensor | None, x_BQH: Tensor | None = None) -> Tensor:
-        """[B, Q, H]: attention from the queries x_BQH (all positions if None) to x_BSH."""
+    def forward(self, x: Tensor, context: AttentionContext, x_BQH: Tensor | None = None) -> Tensor:
+        """What the queries x_BQH (all of x if None) read from all positions x, which is [B, S, H] or unpadded."""
+        layout, groups = context.layout, (self.kv_heads, self.kv_heads)
         if x_BQH is None:
-            qkv_BSX, q_BQH = self.qkv(x_BSH), None
+            q, k, v = split_heads(layout.spread(self.qkv(x)), self.width, self.heads, *groups)
         else:
-            hidden = x_BSH.shape[-1]
-            q_BQH = linear(x_BQH, self.qkv.weight[:hidden], self.qkv.bias[:hidden])
-            qkv_BSX = linear(x_BSH, self.qkv.weight[hidden:], self.qkv.bias[hidden:])
-        y_BQH: Tensor = self.output(attend(qkv_BSX, q_BQH, mask_BS, self.heads, self.rate if self.training else 0.0))
-        return y_BQH
+            hidden, weight, bias = x.shape[-1], self.qkv.weight, self.qkv.bias
+            of_queries, of_keys = (None, None) if bias is None else (bias[:hidden], bias[hidden:])
+            (q,) = split_heads(linear(x_BQH, weight[:hidden], of_queries), self.width, self.heads)
+            k, v = split_heads(layout.spread(linear(x, weight[hidden:], of_keys)), self.width, *groups)
+        if context.query_angles is not None and context.key_angles is not None:
+            q, k = rotate(q, context.query_angles), rotate(k, context.key_angles)
+        bias_BNQS = context.bias_BNQS
+        scores_BNQS = context.position.scores(q, k, context.query_BQ, context.key_BS, self.number)
+        if scores_BNQS is not None:
+            bias_BNQS = scores_BNQS if bias_BNQS is None else scores_BNQS + bias_BNQS
+        y_BNQD = attend(q, k, v, bias_BNQS, self.rate if self.training else 0.0)
+        y_BQH = y_BNQD.transpose(1, 2).flatten(2)
+        read: Tensor = self.output(y_BQH if x_BQH is not None else layout.take(y_BQH))
+        return read

@@ -78,9 +78,14 @@ class _Dropped(torch.autograd.Function):
         return grads[0] * keep, None
 
 
+def _torchs_own(x: Tensor) -> bool:
+    """Where torch's kernel is fast, or the compiler makes one."""
+    return x.device.type != "cpu" or torch.compiler.is_compiling()
+
+
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     """Dropout of x at the rate; x itself outside training."""
-    if x.device.type != "cpu":
+    if _torchs_own(x):
         return F.dropout(x, rate, training)
     if not training or rounded_rate(rate)[0] == 0:
         return x
@@ -93,7 +98,7 @@ def add_dropped(residual: Tensor, x: Tensor, rate: float, training: bool) -> Ten
 
     Both have one dtype there: the stream between two products is in the dtype of the products.
     """
-    if x.device.type != "cpu":
+    if _torchs_own(x):
         return residual + F.dropout(x, rate, training)
     if not training or rounded_rate(rate)[0] == 0:
         return residual + x

@@ -1,6 +1,6 @@
 """The heads of pre-training: masked tokens, and the relation of two segments (BERT, section 3.1; ALBERT, section 3.1).
 
-Shapes: B sequences, S positions, N targets, H hidden, E embedding, V vocabulary.
+Shapes: B sequences, S positions, H hidden, O output width, V vocabulary.
 """
 
 import torch
@@ -8,32 +8,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clozelab.models.encoder import Encoder
-from clozelab.models.layers import Activation
+from clozelab.models.layers import activation
 from clozelab.models.linear import Linear
+from clozelab.models.norms import norm
 
 
 class MaskedLMHead(nn.Module):
-    """logits = W_V norm(gelu(W x)) + b, with W_V the token embedding unless the option unties it."""
+    """logits = W_V norm(act(W x)) + b, with W_V [V, O] the token embedding unless the option unties it."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         option = encoder.option
         token = encoder.embeddings.token
-        self.dense = Linear(option.hidden, option.embedding_size)
-        self.activation = Activation(option.activation)
-        self.norm = nn.LayerNorm(option.embedding_size, option.norm_eps)
+        self.dense = Linear(option.hidden, option.output_width, bias=option.bias)
+        self.activation = activation(option.activation)
+        self.norm = norm(option.norm, option.output_width, option.norm_eps, option.bias)
         self.tied = option.tie_output
-        self.weight = token.weight if option.tie_output else nn.Parameter(torch.empty_like(token.weight))
+        untied_VO = torch.empty(token.num_embeddings, option.output_width)
+        self.weight = token.weight if option.tie_output else nn.Parameter(untied_VO)
         self.bias = nn.Parameter(torch.zeros(token.num_embeddings))
 
-    def transform(self, hidden_NH: Tensor) -> Tensor:
-        """[N, E]: what is multiplied by the output embedding."""
-        x: Tensor = self.norm(self.activation(self.dense(hidden_NH)))
+    def transform(self, hidden: Tensor) -> Tensor:
+        """[..., O] of [..., H]: what is multiplied by the output embedding."""
+        x: Tensor = self.norm(self.activation(self.dense(hidden)))
         return x
 
-    def forward(self, hidden_NH: Tensor) -> Tensor:
-        """[N, V] logits."""
-        return F.linear(self.transform(hidden_NH), self.weight, self.bias)
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., V] logits of [..., H]."""
+        return F.linear(self.transform(hidden), self.weight, self.bias)
 
 
 class PairHead(nn.Module):

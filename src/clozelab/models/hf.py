@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clozelab.models.encoder import EncoderOption
+from clozelab.models.positions.learned import LearnedOption
 
 Names = str | tuple[str, ...]
 
@@ -80,11 +81,16 @@ MODULES: dict[str, Mapping[str, Names]] = {
 }
 
 
+def _learned(option: EncoderOption) -> LearnedOption:
+    assert isinstance(option.position, LearnedOption)
+    return option.position
+
+
 def family_of(option: EncoderOption) -> str:
     """The Hugging Face model type that can hold this encoder: "bert", "roberta" or "albert"."""
     if option.share != "none" or option.embedding_size != option.hidden:
         return "albert"
-    return "roberta" if option.position_offset == 2 and option.segments <= 1 else "bert"
+    return "roberta" if _learned(option).offset == 2 and option.segments <= 1 else "bert"
 
 
 def hf_config(option: EncoderOption, vocab_size: int, pad_id: int) -> dict[str, Any]:
@@ -98,9 +104,9 @@ def hf_config(option: EncoderOption, vocab_size: int, pad_id: int) -> dict[str, 
         raise ValueError(
             f"Hugging Face's RoBERTa counts positions from pad_id + 1, ours from 2: pad_id must be 1, not {pad_id}"
         )
-    if family != "roberta" and option.position_offset:
+    if family != "roberta" and _learned(option).offset:
         raise ValueError(
-            f"model.position_offset={option.position_offset} has no counterpart in Hugging Face's {family}"
+            f"model.position.offset={_learned(option).offset} has no counterpart in Hugging Face's {family}"
         )
     config: dict[str, Any] = {
         "model_type": family,
@@ -112,7 +118,7 @@ def hf_config(option: EncoderOption, vocab_size: int, pad_id: int) -> dict[str, 
         "num_attention_heads": option.heads,
         "intermediate_size": option.ffn,
         "hidden_act": option.activation,
-        "max_position_embeddings": option.positions + option.position_offset,
+        "max_position_embeddings": _learned(option).length + _learned(option).offset,
         "type_vocab_size": max(option.segments, 1),
         "hidden_dropout_prob": option.dropout,
         "attention_probs_dropout_prob": option.attention_dropout,

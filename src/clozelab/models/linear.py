@@ -37,16 +37,18 @@ class _FusedBias(torch.autograd.Function):
         return dx_TI, dweight_OI.float(), dy_TO.sum(0).float()
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x W^T + b over the last dimension of x."""
     fused = (
-        x.device.type == "cpu"
+        bias_O is not None
+        and not torch.compiler.is_compiling()
+        and x.device.type == "cpu"
         and compute_dtype(x) == torch.bfloat16
         and weight_OI.dtype == torch.float32
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and x.numel() > 0
     )
-    if not fused:
+    if not fused or bias_O is None:
         return F.linear(x, weight_OI, bias_O)
     x_TI = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
     with torch.autocast("cpu", enabled=False):
@@ -55,7 +57,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` with a bias, computed by `linear`."""
+    """`nn.Linear`, computed by `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""

@@ -121,7 +121,7 @@ def target_losses(h_NE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_N: Ten
         loss: [N] float32.
         correct: [N] bool, whether the target scores higher than every other word.
     """
-    if h_NE.device.type != "cpu":
+    if h_NE.device.type != "cpu" or torch.compiler.is_compiling():
         logits_NV = F.linear(h_NE, weight_VE, bias_V)
         return F.cross_entropy(logits_NV.float(), target_N, reduction="none"), logits_NV.argmax(1) == target_N
     dtype = compute_dtype(h_NE)

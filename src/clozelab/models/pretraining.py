@@ -39,14 +39,20 @@ class TargetScores(NamedTuple):
     pair_correct_B: Tensor | None
 
 
-Scored = tuple[Tensor, Tensor]
+class _Scored(NamedTuple):
+    """Losses and hits one by one; of the targets either those in use, or every slot with 0 and False where unused."""
+
+    loss: Tensor
+    correct: Tensor
+    number: Tensor
+    """How many are meant."""
+
+    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(sum of losses, their number, number correct), float32."""
+        return self.loss.sum(), self.number.float(), self.correct.sum().float()
+
+
 _NONE = (None, None, None)
-
-
-def _sums(scored: Scored) -> tuple[Tensor, Tensor, Tensor]:
-    """(sum of losses, their number, number correct), float32."""
-    loss_N, correct_N = scored
-    return loss_N.sum(), loss_N.new_tensor(len(loss_N)), correct_N.sum().float()
 
 
 class PretrainingModel(nn.Module):
@@ -74,9 +80,9 @@ class PretrainingModel(nn.Module):
         """Losses summed over the batch (its fields: docs/architecture.md) and what they are sums of."""
         mlm, pair = self._losses(batch)
         if mlm is None:
-            nothing = torch.zeros(0, device=batch["input_ids"].device)
-            mlm = (nothing, nothing)
-        return PretrainingSums(*_sums(mlm), *(_NONE if pair is None else _sums(pair)))
+            zero = torch.zeros((), device=batch["input_ids"].device)
+            return PretrainingSums(zero, zero, zero, *(_NONE if pair is None else pair.sums()))
+        return PretrainingSums(*mlm.sums(), *(_NONE if pair is None else pair.sums()))
 
     @torch.no_grad()
     def scores(self, batch: Mapping[str, Tensor]) -> TargetScores:
@@ -87,31 +93,53 @@ class PretrainingModel(nn.Module):
         correct_BK = torch.zeros_like(used_BK)
         if mlm is None:
             used_BK = torch.zeros_like(used_BK)
+        elif mlm.loss.shape == used_BK.shape:
+            loss_BK, correct_BK = mlm.loss, mlm.correct
         else:
-            loss_BK[used_BK], correct_BK[used_BK] = mlm
-        return TargetScores(loss_BK, correct_BK, used_BK, *(pair or (None, None)))
+            loss_BK[used_BK], correct_BK[used_BK] = mlm.loss, mlm.correct
+        return TargetScores(loss_BK, correct_BK, used_BK, *((None, None) if pair is None else pair[:2]))
 
-    def _losses(self, batch: Mapping[str, Tensor]) -> tuple[Scored | None, Scored | None]:
-        """(loss [N], correct [N]) of the targets in use, and the same [B] of the pairs; None without the head."""
-        mlm: Scored | None = None
-        pair: Scored | None = None
-        output_VE: Tensor | None = None
-        positions_BQ = batch["target_positions"]
-        if self.pair is not None:
-            # The pair head reads the first position: it is asked for in front of the targets.
-            positions_BQ = nn.functional.pad(positions_BQ, (1, 0))
-        if self.mlm is not None and self.mlm.tied:
-            token_BSE, output_VE = self.encoder.embeddings.tied_lookup(batch["input_ids"])
+    def _losses(self, batch: Mapping[str, Tensor]) -> tuple[_Scored | None, _Scored | None]:
+        """Of the targets and of the pairs; None without the head."""
+        encoder, mlm_head = self.encoder, self.mlm
+        layout = encoder.layout(
+            batch["input_ids"], batch["attention_mask"], batch.get("position_ids"), batch.get("document_ids")
+        )
+        place_BK, target_BK = batch["target_positions"], batch["target_ids"]
+        if layout.at_T is not None:
+            # Rows are shorter than the format allows, and so are their lists of targets.
+            used_K = (target_BK >= 0).any(0).nonzero()[:, 0]
+            slots = int(used_K[-1]) + 1 if len(used_K) else 0
+            place_BK, target_BK = place_BK[:, :slots], target_BK[:, :slots]
+        # The pair head reads the first position: it is asked for in front of the targets.
+        place_BQ = place_BK if self.pair is None else nn.functional.pad(place_BK, (1, 0))
+        ids = layout.flat(batch["input_ids"])
+        output_VO: Tensor | None = None
+        if mlm_head is not None and mlm_head.tied:
+            token, output_VO = encoder.embeddings.tied_lookup(ids)
         else:
-            token_BSE = self.encoder.embeddings.token(batch["input_ids"])
-            if self.mlm is not None:
-                output_VE = self.mlm.weight
-        hidden_BQH = self.encoder.encode(token_BSE, batch["segment_ids"], batch["attention_mask"], positions_BQ)
-        if self.mlm is not None and output_VE is not None:
+            token = encoder.embeddings.token(ids)
+            if mlm_head is not None:
+                output_VO = mlm_head.weight
+        hidden_BQH = encoder.encode(token, layout.flat(batch["segment_ids"]), layout, place_BQ)
+        mlm: _Scored | None = None
+        if mlm_head is not None and output_VO is not None:
             hidden_BKH = hidden_BQH if self.pair is None else hidden_BQH[:, 1:]
-            used_BK = batch["target_ids"] >= 0
-            x_NE = self.mlm.transform(hidden_BKH[used_BK])
-            mlm = target_losses(x_NE, output_VE, self.mlm.bias, batch["target_ids"][used_BK])
+            mlm = _score_targets(mlm_head, hidden_BKH, output_VO, target_BK)
+        pair: _Scored | None = None
         if self.pair is not None:
-            pair = pair_losses(self.pair(hidden_BQH), batch["pair_labels"])
+            labels_B = batch["pair_labels"]
+            pair = _Scored(*pair_losses(self.pair(hidden_BQH), labels_B), labels_B.new_tensor(len(labels_B)))
         return mlm, pair
+
+
+def _score_targets(head: MaskedLMHead, hidden_BKH: Tensor, output_VO: Tensor, target_BK: Tensor) -> _Scored:
+    """The head on the slots in use; where picking them would make a GPU wait or a compiler break off, on all slots."""
+    used_BK = target_BK >= 0
+    if hidden_BKH.device.type == "cpu" and not torch.compiler.is_compiling():
+        loss_N, correct_N = target_losses(head.transform(hidden_BKH[used_BK]), output_VO, head.bias, target_BK[used_BK])
+        return _Scored(loss_N, correct_N, torch.tensor(len(loss_N)))
+    x_NO, target_N = head.transform(hidden_BKH).flatten(0, 1), target_BK.clamp(min=0).flatten()
+    loss_N, correct_N = target_losses(x_NO, output_VO, head.bias, target_N)
+    loss_BK, correct_BK = loss_N.view(used_BK.shape), correct_N.view(used_BK.shape)
+    return _Scored(loss_BK * used_BK, correct_BK & used_BK, used_BK.sum())

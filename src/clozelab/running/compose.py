@@ -99,9 +99,10 @@ def validate(config: dict[str, Any]) -> int:
     for node in config["evaluation"].values():
         build(node)
     model, format_ = options["model"], options["format"]
-    if format_.max_length > model.positions:
+    longest = model.position.longest
+    if longest is not None and format_.max_length > longest:
         raise ValueError(
-            f"format.max_length is {format_.max_length} but model.positions is {model.positions}; "
+            f"format.max_length is {format_.max_length} but model.position.length is {longest}; "
             "shorten the sequences or enlarge the position table"
         )
     if config["batch_size"] < 1:

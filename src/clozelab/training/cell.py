@@ -101,7 +101,7 @@ def _run_cell(directory: Path) -> records.Record | None:
     objective = pair_objective(task.pair)
     has_pair_head = objective.labels is not None
     model = PretrainingModel(model_option, store.tokenizer.vocab_size, store.tokenizer.pad_id, pair=has_pair_head)
-    initialise(model, config["seed"], model_option.init_scale)
+    initialise(model, config["seed"])
     parameters = cost.parameters(model)
     log.info("data: %s; %d training sequences", store.path, train_examples.n)
     log.info("model: %s parameters", f"{parameters['unique']:,}")

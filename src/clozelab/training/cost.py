@@ -26,9 +26,9 @@ def parameters(model: nn.Module) -> dict[str, int]:
     encoder = next(module for module in model.modules() if isinstance(module, Encoder))
     unique = sum(parameter.numel() for parameter in model.parameters())
     blocks = sum(parameter.numel() for parameter in encoder.blocks.parameters())
-    embedding = sum(
-        module.weight.numel() for module in encoder.embeddings.modules() if isinstance(module, nn.Embedding)
-    )
+    embeddings = encoder.embeddings
+    tables = [embeddings.token, embeddings.position, *([embeddings.segment] if embeddings.segment else [])]
+    embedding = sum(parameter.numel() for table in tables for parameter in table.parameters())
     return {
         "unique": unique,
         "unshared": unique + blocks * (encoder.option.layers // len(encoder.blocks) - 1),
