@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup reproduce test lint types format
+.PHONY: setup reproduce test parity lint types format
 
 setup: $(READY)
 
@@ -24,6 +24,10 @@ types: $(READY)
 
 test: lint types
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+
+# Against Hugging Face's classes; ends with a table of the largest differences.
+parity: $(READY)
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest tests/parity
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     # Overrides may stand anywhere among the flags, which argparse allows for no list of positionals.
     options, rest = parser.parse_known_args(argv)
-    takes_overrides = options.command in (_run, _corpus)
+    takes_overrides = options.command in (_run, _corpus, _cost)
     if wrong := [argument for argument in rest if argument.startswith("-") or not takes_overrides]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     options.overrides = rest
@@ -90,6 +90,26 @@ def _parser() -> argparse.ArgumentParser:
         epilog="KEY=VALUE are Hydra overrides, such as corpus=text 'corpus.paths=[notes/*.txt]'",
     )
     corpus.set_defaults(command=_corpus)
+
+    export = commands.add_parser("export", help="write a run as a folder that Hugging Face's classes open")
+    export.add_argument("run", metavar="RUN", type=Path, help="a run directory")
+    export.add_argument("directory", metavar="DIR", type=Path, help="the folder to write; it must be new or empty")
+    export.set_defaults(command=_export)
+
+    import_ = commands.add_parser("import", help="check a folder in the Hugging Face layout; show how to train from it")
+    import_.add_argument("directory", metavar="DIR", type=Path, help="a folder with config.json and model.safetensors")
+    import_.set_defaults(command=_import)
+
+    cost = commands.add_parser(
+        "cost",
+        help="parameters, FLOPs and memory of a run or a claim, without reading data",
+        usage="clozelab cost [CLAIM --scale SCALE] [--tflops X] [--json] [KEY=VALUE ...]",
+        epilog="KEY=VALUE are Hydra overrides, such as model=bert_base format.max_length=512 batch_size=256",
+    )
+    cost.add_argument("--scale", default="cpu", help="of the claim (default: cpu)")
+    cost.add_argument("--tflops", type=float, metavar="X", help="sustained speed in 10^12 FLOP/s: prints hours too")
+    cost.add_argument("--json", action="store_true", help="print one JSON object")
+    cost.set_defaults(command=_cost)
     return parser
 
 
@@ -130,6 +150,24 @@ def _corpus(options: argparse.Namespace) -> int:
     from clozelab.running.commands import corpus
 
     return corpus(options.overrides)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from clozelab.running.export import export
+
+    return export(options.run.expanduser(), options.directory.expanduser())
+
+
+def _import(options: argparse.Namespace) -> int:
+    from clozelab.running.importing import show
+
+    return show(options.directory.expanduser())
+
+
+def _cost(options: argparse.Namespace) -> int:
+    from clozelab.running.cost import cost
+
+    return cost(options.overrides, options.scale, options.tflops, options.json)
 
 
 if __name__ == "__main__":

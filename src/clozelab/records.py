@@ -211,13 +211,14 @@ def is_volatile(path: str) -> bool:
 
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without its volatile keys."""
+    """The config without its volatile keys, and without an `init_from` of null: a run that starts from nothing is the
+    one it was before it could have started from something."""
 
     def strip(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         kept: dict[str, Any] = {}
         for key, value in node.items():
             path = f"{prefix}{key}"
-            if not is_volatile(path):
+            if not is_volatile(path) and (path, value) != ("init_from", None):
                 kept[str(key)] = strip(value, path + ".") if isinstance(value, Mapping) else value
         return kept
 

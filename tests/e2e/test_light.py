@@ -8,7 +8,9 @@ import pytest
 HEAVY = ("torch", "pytorch_lightning", "hydra", "wandb", "datasets", "transformers", "scipy", "matplotlib", "numpy")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["claims"], ["run", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["claims"], ["run", "--help"], ["cost", "--help"], ["export", "--help"]]
+)
 def test_looking_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\n"

@@ -1,150 +1,209 @@
-"""Our encoders against Hugging Face's at toy size, with their weights copied in: logits, losses and gradients.
+"""Our encoders against Hugging Face's at toy size, with their weights copied in: logits, losses and gradients."""
 
-All dimensions are distinct, so that no transposed axis can pass. The weights are large enough (scale 0.2) that
-attention is far from uniform, and the biases are random too.
-"""
-
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from differences import Worst
 from torch import Tensor
 
 from clozelab.models.encoder import EncoderOption
-from clozelab.models.hf import from_hf_state, hf_config, to_hf_state
-from clozelab.models.positions.learned import LearnedOption
+from clozelab.models.hf import family_of, from_hf_state, hf_config, option_of, to_hf_state
+from clozelab.models.initialise import initialise
+from clozelab.models.positions.sinusoidal import SinusoidalOption
 from clozelab.models.pretraining import PretrainingModel
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install clozelab[hf]")
+from toy_models import ALBERT, BERT, CASES, DISTILBERT, ELECTRA, EXPORTED, V, labels_of, toy_batch  # noqa: E402
 
-B, S, V, K = 5, 7, 99, 3
-TOY = {"hidden": 36, "layers": 3, "heads": 4, "ffn": 53, "position": LearnedOption(17)}
-ROBERTA = TOY | {"position": LearnedOption(17, offset=2), "segments": 1, "norm_eps": 1e-5}
-ALBERT = {"embedding": 11, "share": "all", "activation": "gelu_new"}
-CASES = {
-    "BertForPreTraining": (EncoderOption(**TOY), 0, True),
-    "BertForMaskedLM": (EncoderOption(**TOY), 0, False),
-    "RobertaForMaskedLM": (EncoderOption(**ROBERTA), 1, False),
-    "AlbertForPreTraining": (EncoderOption(**TOY, **ALBERT), 0, True),
-    "AlbertForMaskedLM": (EncoderOption(**TOY, **ALBERT), 0, False),
-}
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+TOLERANCE = {"rtol": 0.0, "atol": 1e-5}
 
 
-def toy_batch(pad_id: int, segments: int, padded: bool) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(2, V, (B, S), generator=generator)
-    mask = torch.ones(B, S, dtype=torch.bool)
-    if padded:
-        mask[1, 4:] = mask[3, 5:] = False
-    positions = torch.stack([torch.randperm(4, generator=generator)[:K].sort()[0] for _ in range(B)])
-    target_ids = torch.randint(2, V, (B, K), generator=generator)
-    target_ids[0, 2] = target_ids[3, 1] = -100
-    return {
-        "input_ids": torch.where(mask, ids, pad_id),
-        "segment_ids": (torch.arange(S) >= 3).long().expand(B, S) * (segments > 1),
-        "attention_mask": mask,
-        "target_positions": positions,
-        "target_ids": target_ids,
-        "pair_labels": torch.tensor([0, 1, 1, 0, 1]),
-    }
+def agree(ours: Tensor, theirs: Tensor, name: str, column: str, worst: Worst, what: str = "") -> None:
+    worst.see(name, column, float((ours - theirs).detach().abs().max()))
+    torch.testing.assert_close(ours, theirs, **TOLERANCE, msg=lambda message: f"{what or column}: {message}")
 
 
-def pair_of_models(case: str) -> tuple[Any, PretrainingModel, EncoderOption, int, bool]:
-    option, pad_id, pair = CASES[case]
-    config = transformers.AutoConfig.for_model(**hf_config(option, V, pad_id))
-    theirs = getattr(transformers, case)(config)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.normal_(0.0, 0.2, generator=generator)
-    ours = PretrainingModel(option, V, pad_id, pair=pair)
-    ours.load_state_dict(from_hf_state(theirs.state_dict(), option, pair))
-    return theirs.eval(), ours.eval(), option, pad_id, pair
-
-
-def labels_of(batch: dict[str, Tensor]) -> Tensor:
-    """[B, S]: Hugging Face's form of the targets."""
-    labels = torch.full((B, S), -100)
-    for b in range(B):
-        for k in range(K):
-            if batch["target_ids"][b, k] >= 0:
-                labels[b, batch["target_positions"][b, k]] = batch["target_ids"][b, k]
-    return labels
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_logits_losses_and_gradients_agree(case: str, padded: bool) -> None:
-    theirs, ours, option, pad_id, pair = pair_of_models(case)
-    batch = toy_batch(pad_id, option.segments, padded)
+@pytest.mark.parametrize("form", ["full", "padded", "unpadded"])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_losses_and_gradients_agree(name: str, form: str, worst: Worst) -> None:
+    case = CASES[name]
+    theirs, ours = case.build()
+    batch = toy_batch(case.pad_id, case.option.segments, padded=form != "full")
+    ours.encoder.unpad = form == "unpadded"
     inputs: dict[str, Tensor] = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
-    if option.segments > 1:
+    if case.option.segments > 1:
         inputs["token_type_ids"] = batch["segment_ids"]
-    labels = {"labels": labels_of(batch)}
-    if pair:
-        name = "next_sentence_label" if case.startswith("Bert") else "sentence_order_label"
-        labels[name] = batch["pair_labels"]
-    expected = theirs(**inputs, **labels)
-
     hidden = ours.encoder(batch["input_ids"], batch["segment_ids"], batch["attention_mask"])
-    assert ours.mlm is not None
-    logits = ours.mlm(hidden)
-    expected_logits = expected.prediction_logits if pair else expected.logits
     real = batch["attention_mask"]
-    torch.testing.assert_close(logits[real], expected_logits[real], **TOLERANCE)
 
-    sums = ours(batch)
-    loss = sums.mlm_loss / sums.mlm_targets
-    if pair:
-        assert ours.pair is not None
-        pair_logits = expected.sop_logits if case.startswith("Albert") else expected.seq_relationship_logits
-        torch.testing.assert_close(ours.pair(hidden), pair_logits, **TOLERANCE)
-        loss = loss + sums.pair_loss / sums.pair_rows
-    torch.testing.assert_close(loss, expected.loss, **TOLERANCE)
+    if case.encoder is not None:
+        expected = (getattr(theirs, case.encoder) if case.encoder else theirs)(**inputs).last_hidden_state
+        agree(hidden[real], expected[real], name, "logits", worst)
+        probe = torch.randn(expected.shape, generator=torch.Generator().manual_seed(5)) / case.option.hidden**0.5
+        loss, expected_loss = ((states * probe)[real].sum(-1).mean() for states in (hidden, expected))
+    else:
+        labels = {"labels": labels_of(batch)}
+        if case.pair:
+            label = "sentence_order_label" if case.theirs.startswith("Albert") else "next_sentence_label"
+            labels[label] = batch["pair_labels"]
+        outputs = theirs(**inputs, **labels)
+        assert ours.mlm is not None
+        logits = outputs.prediction_logits if case.pair else outputs.logits
+        agree(ours.mlm(hidden)[real], logits[real], name, "logits", worst)
+        sums = ours(batch)
+        loss, expected_loss = sums.mlm_loss / sums.mlm_targets, outputs.loss
+        if case.pair:
+            assert ours.pair is not None
+            pair_logits = outputs.sop_logits if case.theirs.startswith("Albert") else outputs.seq_relationship_logits
+            agree(ours.pair(hidden), pair_logits, name, "logits", worst)
+            loss = loss + sums.pair_loss / sums.pair_rows
+    agree(loss, expected_loss, name, "loss", worst)
 
-    expected.loss.backward()
+    expected_loss.backward()
     loss.backward()
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
-    decoder = next((name for name in gradients if name.endswith("decoder.bias")), None)
-    if decoder is not None:
-        gradients[decoder.replace("decoder.bias", "bias")] = gradients[decoder]
-    expected_gradients = from_hf_state(gradients, option, pair)
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, expected_gradients[name], **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    found = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad for name, p in ours.named_parameters() if case.encoder is None or "encoder." in name}
+    expected_gradients = case.ours_of(found, list(gradients), 1 / case.query_scale)
+    assert expected_gradients.keys() == gradients.keys()
+    for parameter, gradient in gradients.items():
+        assert gradient is not None, parameter
+        agree(gradient, expected_gradients[parameter], name, "gradients", worst, parameter)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_states_go_there_and_back(case: str) -> None:
-    theirs, ours, option, pad_id, pair = pair_of_models(case)
-    state = to_hf_state(ours.state_dict(), option)
-    back = from_hf_state(state, option, pair)
+@pytest.mark.parametrize("name", EXPORTED)
+def test_states_go_there_and_back(name: str) -> None:
+    case = EXPORTED[name]
+    theirs, ours = case.build()
+    state = to_hf_state(ours.state_dict(), case.option)
+    back = from_hf_state(state, case.option, case.pair)
     assert back.keys() == ours.state_dict().keys()
     assert all(torch.equal(value, back[name]) for name, value in ours.state_dict().items())
-    fresh = getattr(transformers, case)(theirs.config).eval()
-    missing, unexpected = fresh.load_state_dict(state, strict=False)
-    assert not unexpected
-    fresh.tie_weights()
-    assert all("decoder" in name or name.endswith(".position_ids") for name in missing), missing
-    batch = toy_batch(pad_id, option.segments, padded=False)
+    fresh = loaded(case.theirs, theirs.config, state)
+    batch = toy_batch(case.pad_id, case.option.segments, padded=False)
     torch.testing.assert_close(fresh(batch["input_ids"])[0], theirs(batch["input_ids"])[0])
 
 
-def test_the_projection_and_segments_that_theirs_cannot_lack_change_nothing() -> None:
-    option = EncoderOption(**TOY, share="all", segments=0)
+def loaded(name: str, config: Any, state: dict[str, Tensor]) -> Any:
+    model = getattr(transformers, name)(config).eval()
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    tied = {*getattr(model, "_tied_weights_keys", {})} if config.tie_word_embeddings else set()
+    assert {*missing} <= tied, missing
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        replace(BERT, segments=0, norm_eps=1e-5),
+        replace(ALBERT, embedding=None, segments=0),
+        replace(ELECTRA, segments=0),
+        replace(DISTILBERT, position=SinusoidalOption()),
+    ],
+    ids=family_of,
+)
+def test_what_theirs_cannot_do_without_changes_nothing(option: EncoderOption) -> None:
     ours = PretrainingModel(option, V, 0).eval()
-    theirs = transformers.AlbertForMaskedLM(transformers.AlbertConfig(**hf_config(option, V, 0))).eval()
-    theirs.load_state_dict(to_hf_state(ours.state_dict(), option), strict=False)
-    theirs.tie_weights()
+    initialise(ours, 0)
+    config = hf_config(option, V, 0)
+    state = to_hf_state(ours.state_dict(), option)
+    theirs = loaded(config["architectures"][0], transformers.AutoConfig.for_model(**config), state)
     batch = toy_batch(0, 0, padded=False)
     assert ours.mlm is not None
     logits = ours.mlm(ours.encoder(batch["input_ids"], batch["segment_ids"], batch["attention_mask"]))
     torch.testing.assert_close(logits, theirs(batch["input_ids"]).logits, **TOLERANCE)
+    # Where it does change something it is refused.
+    from_hf_state(state, option)
+    for name in ("token_type_embeddings.weight", "mapping_in.weight", "position_embeddings.weight"):
+        for full in (full for full in state if full.endswith(name)):
+            if not isinstance(option.position, SinusoidalOption) and name.startswith("position"):
+                continue
+            with pytest.raises(ValueError, match=f"unexpected: {re.escape(full)}$"):
+                from_hf_state(state | {full: state[full] + 0.1}, option)
 
 
-def test_a_missing_parameter_is_named() -> None:
-    theirs, _, option, _, _ = pair_of_models("BertForMaskedLM")
-    with pytest.raises(ValueError, match=r"pair\.pooler\.weight"):
-        from_hf_state(theirs.state_dict(), option, pair=True)
+@pytest.mark.parametrize("name", [name for name, case in EXPORTED.items() if not case.pair])
+def test_an_exported_folder_opens_as_the_same_model(name: str, tmp_path: Any) -> None:
+    case = EXPORTED[name]
+    theirs, ours = case.build()
+    theirs.config.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    batch = toy_batch(case.pad_id, case.option.segments, padded=False)
+    torch.testing.assert_close(model(batch["input_ids"]).logits, theirs(batch["input_ids"]).logits)
+    # What their classes write describes the same encoder as what we wrote.
+    option = option_of(theirs.config.to_dict())
+    assert family_of(option) == family_of(case.option)
+    back = from_hf_state(model.state_dict(), option)
+    assert all(torch.equal(value, back[name]) for name, value in ours.state_dict().items())
+
+
+def state_of(name: str) -> tuple[dict[str, Tensor], EncoderOption]:
+    theirs, _ = CASES[name].build()
+    return theirs.state_dict(), CASES[name].option
+
+
+def test_all_that_is_missing_unexpected_or_of_another_shape_is_named() -> None:
+    state, option = state_of("BertForMaskedLM")
+    with pytest.raises(
+        ValueError, match=r"missing: pair\.classifier.*pair\.pooler\.weight \(bert\.pooler\.dense\.weight\)"
+    ):
+        from_hf_state(state, option, pair=True)
+    del state["bert.encoder.layer.1.attention.self.key.bias"], state["cls.predictions.transform.dense.bias"]
+    state["bert.encoder.layer.3.output.dense.bias"] = state["bert.embeddings.projection.weight"] = torch.zeros(1)
+    state["bert.embeddings.position_embeddings.weight"] = torch.zeros(3, 36)
+    with pytest.raises(ValueError) as error:
+        from_hf_state(state, option)
+    assert str(error.value) == (
+        "the bert state does not fit the model: "
+        "missing: encoder.blocks.1.attention.qkv.bias (bert.encoder.layer.1.attention.self.query.bias, "
+        "bert.encoder.layer.1.attention.self.key.bias, bert.encoder.layer.1.attention.self.value.bias), "
+        "mlm.dense.bias (cls.predictions.transform.dense.bias); "
+        "unexpected: bert.embeddings.projection.weight, bert.encoder.layer.3.output.dense.bias; "
+        "of another shape: encoder.embeddings.position.weight [3, 36] (not [17, 36])"
+    )
+
+
+def test_heads_buffers_and_copies_are_passed_over_and_a_copy_that_is_none_is_not() -> None:
+    state, option = state_of("BertForPreTraining")
+    state |= {"bert.embeddings.position_ids": torch.arange(17), "classifier.weight": torch.zeros(2, 36)}
+    assert "pair.pooler.weight" not in from_hf_state(state, option)
+    state["cls.predictions.decoder.weight"] = state["cls.predictions.decoder.weight"] + 1
+    with pytest.raises(ValueError, match=r"unexpected: cls\.predictions\.decoder\.weight \(unlike bert\.embeddings"):
+        from_hf_state(state, option)
+
+
+def test_the_names_of_norms_in_old_files_are_known() -> None:
+    state, option = state_of("BertForMaskedLM")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in state.items()
+    }
+    expected = from_hf_state(state, option)
+    assert all(torch.equal(value, expected[name]) for name, value in from_hf_state(old, option).items())
+
+
+def test_the_names_of_a_state_tell_its_family() -> None:
+    # An ELECTRA as wide as its embedding is, but for its names, a BERT.
+    config = transformers.AutoConfig.for_model(
+        **hf_config(BERT, V, 0) | {"model_type": "electra", "embedding_size": 36}
+    )
+    theirs = transformers.ElectraForMaskedLM(config).eval()
+    option = option_of(config.to_dict())
+    assert family_of(option) == "bert"
+    ours = PretrainingModel(option, V, 0).eval()
+    ours.load_state_dict(from_hf_state(theirs.state_dict(), option))
+    batch = toy_batch(0, 2, padded=False)
+    hidden = ours.encoder(batch["input_ids"], batch["segment_ids"], batch["attention_mask"])
+    assert ours.mlm is not None
+    logits = theirs(batch["input_ids"], token_type_ids=batch["segment_ids"]).logits
+    torch.testing.assert_close(ours.mlm(hidden), logits, **TOLERANCE)
+    with pytest.raises(ValueError, match=r"model\.activation=gelu_new .* electra"):
+        from_hf_state(theirs.state_dict(), replace(option, activation="gelu_new"))
+    # Asked for, the family gives its names on the way back too.
+    state = to_hf_state(ours.state_dict(), option, "electra")
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in state.items())

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from clozelab.models.attention import _TwoProducts
 from clozelab.models.dropout import add_dropped, dropout, keep_mask, random_bytes, rounded_rate
@@ -82,19 +83,27 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(draws[0][:100], draws[0][100:])
 
 
-def test_attention_drops_weights_after_the_softmax() -> None:
-    b, s, heads, width = 3, 7, 2, 5
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_drops_weights_after_the_softmax(kv_heads: int) -> None:
+    b, s, heads, width = 3, 7, 4, 5
     generator = torch.Generator().manual_seed(0)
-    qkv = torch.randn(b, s, 3 * heads * width, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    def draw(n: int) -> Tensor:
+        return torch.randn(b, n, s, width, generator=generator, dtype=torch.float64).requires_grad_()
+
+    leaves = q, k, v = draw(heads), draw(kv_heads), draw(kv_heads)
     torch.manual_seed(6)
-    ours = _TwoProducts.apply(qkv, None, None, heads, 0.25)  # type: ignore[no-untyped-call]
+    ours = _TwoProducts.apply(q, k, v, None, 0.25)  # type: ignore[no-untyped-call]
     torch.manual_seed(6)
     keep = keep_mask((b * heads, s, s), 0.25, torch.float64).unflatten(0, (b, heads))
-    q, k, v = qkv.unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
-    weights = torch.softmax(q @ k.mT / width**0.5, -1) * keep * rounded_rate(0.25)[1]
-    expected = (weights @ v).transpose(1, 2).flatten(2)
+    k_all, v_all = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+    weights = torch.softmax(q @ k_all.mT / width**0.5, -1) * keep * rounded_rate(0.25)[1]
+    expected = weights @ v_all
     torch.testing.assert_close(ours, expected)
     probe = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
-    (a,) = torch.autograd.grad((ours * probe).sum(), qkv)
-    (e,) = torch.autograd.grad((expected * probe).sum(), qkv)
-    torch.testing.assert_close(a, e)
+    for a, e in zip(
+        torch.autograd.grad((ours * probe).sum(), leaves),
+        torch.autograd.grad((expected * probe).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, e)

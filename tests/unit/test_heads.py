@@ -1,6 +1,7 @@
 """The heads and their losses: what is built, what is summed, and that sums add up."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from clozelab.models.encoder import EncoderOption
 from clozelab.models.initialise import initialise
 from clozelab.models.loss import target_losses
 from clozelab.models.positions.learned import LearnedOption
+from clozelab.models.positions.rope import RopeOption
 from clozelab.models.pretraining import PretrainingModel
 
 V, B, S, K = 61, 6, 7, 3
@@ -123,6 +125,59 @@ def test_the_output_embedding_is_the_input_embedding_unless_untied() -> None:
     assert difference == V * TOY.embedding_size
     untied(toy_batch()).mlm_loss.backward()
     assert untied.mlm.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "shapes"),
+    [
+        ({}, {"dense.weight": (10, 12), "dense.bias": (10,), "norm.weight": (10,), "norm.bias": (10,)}),
+        ({"bias": False, "activation": "geglu"}, {"dense.weight": (10, 12), "norm.weight": (10,)}),
+        ({"norm": "rmsnorm"}, {"dense.weight": (10, 12), "dense.bias": (10,), "norm.weight": (10,)}),
+        (
+            {"tie_output": False, "output": 8, "activation": "relu"},
+            {"dense.weight": (8, 12), "dense.bias": (8,), "norm.weight": (8,), "norm.bias": (8,)},
+        ),
+    ],
+)
+def test_the_head_follows_the_settings_of_the_encoder(
+    settings: dict[str, Any], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    option = dataclasses.replace(TOY, **settings)
+    head = toy(option=option).mlm
+    assert head is not None
+    # The output layer has a bias whatever the encoder has.
+    shapes = shapes | {"weight": (V, option.output_width), "bias": (V,)}
+    assert {name: tuple(value.shape) for name, value in head.state_dict().items()} == shapes
+    act = {"geglu": F.gelu, "gelu": F.gelu, "relu": F.relu}[option.activation]
+    hidden = torch.randn(5, option.hidden, generator=torch.Generator().manual_seed(0))
+    expected = F.linear(head.norm(act(head.dense(hidden))), head.weight, head.bias)
+    torch.testing.assert_close(head(hidden), expected)
+
+
+@pytest.mark.parametrize("unpad", [False, True])
+def test_a_row_of_padding_has_no_pair_and_teaches_nothing(unpad: bool) -> None:
+    # Nothing tells its places from zero, which every norm would send back a huge gradient from.
+    model, batch = toy(option=dataclasses.replace(TOY, layers=6, segments=0, position=RopeOption())), toy_batch()
+    model.encoder.unpad = unpad
+    rows = [0, 1, 2, 4, 5]
+    sums = model({key: value[rows] for key, value in batch.items()})
+    (sums.mlm_loss + sums.pair_loss).backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    batch["attention_mask"][3] = False
+    batch["input_ids"][3] = 0
+    batch["target_ids"][3] = -100
+    model.zero_grad(set_to_none=True)
+    empty = model(batch)
+    (empty.mlm_loss + empty.pair_loss).backward()
+    for one, two in zip(empty, sums, strict=True):
+        torch.testing.assert_close(one, two)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5)
+    scores = model.scores(batch)
+    assert scores.pair_loss_B is not None
+    assert scores.pair_correct_B is not None
+    assert scores.pair_loss_B[3] == 0
+    assert not scores.pair_correct_B[3]
 
 
 def test_the_gradients_of_both_uses_of_the_embedding_are_added() -> None:

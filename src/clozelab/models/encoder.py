@@ -125,6 +125,11 @@ class EncoderOption:
         for key in ("norm_eps", "init_scale"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"model.{key} must be positive, not {getattr(self, key)}")
+        if not hasattr(self.position, "build"):
+            raise ValueError(
+                f"model.position must be an option of the group model/position, not {self.position!r}; "
+                "choose one by model/position=NAME"
+            )
         self._check_together()
 
     def _check_together(self) -> None:
@@ -285,11 +290,9 @@ class Encoder(nn.Module):
         """
         layout = self.layout(input_ids, attention_mask, position_ids, document_ids)
         token = self.embeddings.token(layout.flat(input_ids))
-        hidden = self.encode(token, layout.flat(segment_ids), layout, positions_BQ)
-        if positions_BQ is not None:
-            return hidden
-        hidden_BSH = layout.spread(hidden)
-        return nn.functional.pad(hidden_BSH, (0, 0, 0, input_ids.shape[1] - hidden_BSH.shape[1]))
+        if positions_BQ is None and layout.unpadded is not None:
+            positions_BQ = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+        return self.encode(token, layout.flat(segment_ids), layout, positions_BQ)
 
     def layout(
         self,
@@ -317,7 +320,7 @@ class Encoder(nn.Module):
             [..., H] in that form, or [B, Q, H] at the places asked for.
         """
         option, position = self.option, self.embeddings.position
-        x = self.embeddings(token, segment_ids, layout.flat(layout.position_BS))
+        x = self.embeddings(token, segment_ids, layout.positions())
         contexts: dict[int | None, AttentionContext] = {}
         dtype = compute_dtype(x)
         for layer in range(option.layers - 1):
@@ -325,13 +328,16 @@ class Encoder(nn.Module):
             if window not in contexts:
                 contexts[window] = attention_context(layout, position, window, dtype)
             x = self._layer(layer, x, contexts[window])
-        x_BQH = None
-        if positions_BQ is not None:
-            x_BQH = layout.spread(x).gather(1, positions_BQ[:, :, None].expand(-1, -1, x.shape[-1]))
         last = option.layers - 1
-        context = attention_context(layout, position, option.window_of(last), dtype, positions_BQ)
-        y: Tensor = self.norm(self._layer(last, x, context, x_BQH))
-        return y
+        # An unpadded batch has no rows to ask from: its last block is computed at all tokens, which are few.
+        asked_BQ = positions_BQ if layout.unpadded is None else None
+        x_BQH = None if asked_BQ is None else layout.pick(x, asked_BQ)
+        context = attention_context(layout, position, option.window_of(last), dtype, asked_BQ)
+        y = self._layer(last, x, context, x_BQH)
+        if positions_BQ is not None and asked_BQ is None:
+            y = layout.pick(y, positions_BQ)
+        normed: Tensor = self.norm(y)
+        return normed
 
     def _layer(self, layer: int, x: Tensor, context: AttentionContext, x_BQH: Tensor | None = None) -> Tensor:
         attention, ffn = self.blocks[self.attention_of[layer]], self.blocks[self.ffn_of[layer]]

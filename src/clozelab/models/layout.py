@@ -3,10 +3,11 @@
     padded     [B, S, X]   the grid as it came
     unpadded   [T, X]      the tokens alone, one after another (Zeng et al. 2022; ModernBERT, Warner et al. 2024)
 
-Embeddings, norms, linear layers and residual streams work on either. Attention alone needs the grid: `spread` lays the
-tokens out on it, no wider than the longest sequence, and `take` picks them up again.
+Embeddings, norms, linear layers and residual streams work on either. Attention alone needs a grid: of a padded batch
+its own, of an unpadded one the grid [R, L] of its sequences packed into R rows no longer than the longest of them,
+where each sees only itself (Krell et al. 2021). `spread` lays the tokens out on the grid, `take` picks them up again.
 
-Shapes: B sequences, S positions, T tokens, X anything.
+Shapes: B sequences, S positions, R rows of L places, T tokens, X anything.
 """
 
 from typing import Any, NamedTuple
@@ -49,42 +50,63 @@ class _Take(torch.autograd.Function):
         return dx_TX.new_zeros(ctx.places, dx_TX.shape[1]).index_copy_(0, at_T, dx_TX), None
 
 
+class Unpadded(NamedTuple):
+    """How the tokens of a batch lie in its grid and in that of attention."""
+
+    from_T: Tensor
+    """[T] place b S + s of each token in the batch."""
+    at_T: Tensor
+    """[T] place r L + l of each token in the grid of attention."""
+    token_BS: Tensor
+    """[B, S] number of the token at each place of the batch; at padding that of some other."""
+
+
 class Layout(NamedTuple):
-    """Where the tokens of a batch stand. Made by `layout_of`."""
+    """Where the tokens of a batch stand. Made by `layout_of`; the fields describe the grid of attention."""
 
     batch: int
-    """B."""
+    """B, or R."""
     length: int
-    """S, padding included; of an unpadded batch the length of its longest sequence."""
+    """S, or L."""
     position_BS: Tensor
     """[B, S] position of each token in its sequence, or [1, S] where all rows have the same."""
     mask_BS: Tensor | None
-    """[B, S] bool, False = padding; None: no padding."""
+    """[B, S] bool, False = padding; None: no padding, or none that a document's token could see."""
     document_BS: Tensor | None
     """[B, S]: tokens see each other only where these numbers are equal; None: one sequence a row."""
-    at_T: Tensor | None
-    """[T] place b S + s of each token of an unpadded batch; None: padded."""
+    unpadded: Unpadded | None
+    """None: the batch passes as it came."""
 
     def flat(self, x_BS: Tensor) -> Tensor:
-        """[B, S, ...] as the batch passes through the encoder: itself, or [T, ...] (of its first S columns)."""
-        if self.at_T is None:
-            return x_BS
-        x_BS = x_BS[:, : self.length].expand(self.batch, *x_BS[:, : self.length].shape[1:])
-        return x_BS.flatten(0, 1).index_select(0, self.at_T)
+        """[B, S, ...] of the batch in the form in which it passes through the encoder."""
+        return x_BS if self.unpadded is None else x_BS.flatten(0, 1).index_select(0, self.unpadded.from_T)
+
+    def positions(self) -> Tensor:
+        """The position of each token in that form (padded: as far as they differ between rows)."""
+        if self.unpadded is None:
+            return self.position_BS
+        return self.position_BS.flatten().index_select(0, self.unpadded.at_T)
 
     def spread(self, x: Tensor) -> Tensor:
-        """[B, S, X] of what passes through the encoder; zeros at padding."""
-        if self.at_T is None:
+        """[B, S, X] on the grid of attention, of what passes through the encoder; zeros where no token is."""
+        if self.unpadded is None:
             return x
-        grid: Tensor = _Spread.apply(x, self.at_T, self.batch * self.length)  # type: ignore[no-untyped-call]
+        grid: Tensor = _Spread.apply(x, self.unpadded.at_T, self.batch * self.length)  # type: ignore[no-untyped-call]
         return grid.view(self.batch, self.length, -1)
 
     def take(self, x_BSX: Tensor) -> Tensor:
         """The inverse of `spread`."""
-        if self.at_T is None:
+        if self.unpadded is None:
             return x_BSX
-        taken: Tensor = _Take.apply(x_BSX.flatten(0, 1), self.at_T)  # type: ignore[no-untyped-call]
+        taken: Tensor = _Take.apply(x_BSX.flatten(0, 1), self.unpadded.at_T)  # type: ignore[no-untyped-call]
         return taken
+
+    def pick(self, x: Tensor, place_BQ: Tensor) -> Tensor:
+        """[B, Q, X] at places of the batch, of what passes through the encoder."""
+        if self.unpadded is None:
+            return x.gather(1, place_BQ[:, :, None].expand(-1, -1, x.shape[-1]))
+        token_Q = self.unpadded.token_BS.gather(1, place_BQ).flatten()
+        return x.gather(0, token_Q[:, None].expand(-1, x.shape[-1])).view(*place_BQ.shape, -1)
 
 
 def layout_of(
@@ -100,24 +122,56 @@ def layout_of(
         input_ids: [B, S].
         attention_mask: [B, S] bool, False = padding; None = no padding.
         position_ids: [B, S] position of each token; None: counted from 0 in every row.
-        document_ids: [B, S]: a token attends only to tokens with its own number; None: to its whole row.
+        document_ids: [B, S], not negative: a token sees only those with its own number; None: its whole row.
         unpad: pass the tokens alone through the encoder; None: on a CPU where it pays, elsewhere never (asking how much
             is padding would make a GPU wait).
     """
     batch, length = input_ids.shape
-    mask_BS = attention_mask
-    at_T = None
     eager_cpu = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()
-    if mask_BS is not None and (unpad or (unpad is None and eager_cpu)):
-        tokens = int(mask_BS.sum())
+    if attention_mask is not None and (unpad or (unpad is None and eager_cpu)):
+        tokens = int(attention_mask.sum())
         if tokens == batch * length:
-            mask_BS = None
+            attention_mask = None
         elif tokens and (unpad or tokens < WORTH_UNPADDING * batch * length):
-            longest = int(mask_BS.any(0).nonzero()[-1]) + 1
-            length, mask_BS = longest, mask_BS[:, :longest]
-            at_T = mask_BS.flatten().nonzero()[:, 0]
-            document_ids = None if document_ids is None else document_ids[:, :longest]
-            position_ids = None if position_ids is None else position_ids[:, :longest]
+            return _packed(attention_mask, position_ids, document_ids)
     if position_ids is None:
         position_ids = torch.arange(length, device=input_ids.device)[None]
-    return Layout(batch, length, position_ids, mask_BS, document_ids, at_T)
+    return Layout(batch, length, position_ids, attention_mask, document_ids, None)
+
+
+def _packed(mask_BS: Tensor, position_ids: Tensor | None, document_ids: Tensor | None) -> Layout:
+    """The layout of a batch without its padding."""
+    batch, length = mask_BS.shape
+    device = mask_BS.device
+    length_B = mask_BS.sum(1)
+    row_B, start_B, rows = _first_fit(length_B.tolist())
+    longest = int(length_B.max())
+    sequence_T, place_T = mask_BS.nonzero(as_tuple=True)
+    from_T = sequence_T * length + place_T
+    token_BS = (mask_BS.flatten().cumsum(0) - 1).clamp(min=0).view(batch, length)
+    # The n-th token of a sequence lies n places behind the sequence's start in its row.
+    order_T = torch.arange(len(from_T), device=device) - (length_B.cumsum(0) - length_B)[sequence_T]
+    at_T = (torch.tensor(row_B, device=device) * longest + torch.tensor(start_B, device=device))[sequence_T] + order_T
+    position_T = place_T if position_ids is None else position_ids.flatten()[from_T]
+    document_T = sequence_T
+    if document_ids is not None:
+        document_T = sequence_T * (int(document_ids.max()) + 1) + document_ids.flatten()[from_T]
+    position_P = torch.zeros(rows * longest, dtype=torch.int64, device=device)
+    document_P = torch.full_like(position_P, -1)
+    position_P[at_T], document_P[at_T] = position_T, document_T
+    grid = (rows, longest)
+    return Layout(*grid, position_P.view(grid), None, document_P.view(grid), Unpadded(from_T, at_T, token_BS))
+
+
+def _first_fit(lengths: list[int]) -> tuple[list[int], list[int], int]:
+    """(row and start of each sequence, number of rows): the longest first, each into the first row that has room."""
+    longest = max(lengths)
+    used: list[int] = []
+    row_of, start_of = [0] * len(lengths), [0] * len(lengths)
+    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        row = next((row for row, taken in enumerate(used) if taken + lengths[n] <= longest), len(used))
+        if row == len(used):
+            used.append(0)
+        row_of[n], start_of[n] = row, used[row]
+        used[row] += lengths[n]
+    return row_of, start_of, len(used)

@@ -106,7 +106,7 @@ class PretrainingModel(nn.Module):
             batch["input_ids"], batch["attention_mask"], batch.get("position_ids"), batch.get("document_ids")
         )
         place_BK, target_BK = batch["target_positions"], batch["target_ids"]
-        if layout.at_T is not None:
+        if layout.unpadded is not None:
             # Rows are shorter than the format allows, and so are their lists of targets.
             used_K = (target_BK >= 0).any(0).nonzero()[:, 0]
             slots = int(used_K[-1]) + 1 if len(used_K) else 0
@@ -128,8 +128,11 @@ class PretrainingModel(nn.Module):
             mlm = _score_targets(mlm_head, hidden_BKH, output_VO, target_BK)
         pair: _Scored | None = None
         if self.pair is not None:
-            labels_B = batch["pair_labels"]
-            pair = _Scored(*pair_losses(self.pair(hidden_BQH), labels_B), labels_B.new_tensor(len(labels_B)))
+            # A row that is all padding has no pair. Its first hidden state may be zero, where each norm multiplies a
+            # gradient by up to 1 / sqrt(eps), and several of them make it infinite: nothing may come back through it.
+            read_B = batch["attention_mask"].any(1)
+            loss_B, correct_B = pair_losses(self.pair(hidden_BQH), batch["pair_labels"])
+            pair = _Scored(loss_B * read_B, correct_B & read_B, read_B.sum())
         return mlm, pair
 
 

@@ -25,6 +25,7 @@ from clozelab.options import build
 from clozelab.running.compose import compose_run, composer, prepare_data, validate
 from clozelab.running.directories import CHECKPOINT, check_room, freeze, slug
 from clozelab.running.pool import Job, threads_of
+from clozelab.running.start import pinned
 
 # Keys that a claim run sets itself: an override of them on an arm or a scale would silently lose.
 OWNED = ("seed", "claim", "arm", "scale", "runs_dir")
@@ -112,6 +113,7 @@ def make_plan(
                     )
             by_arm[name] = compose_run([*common, *arm.overrides])
     guard(claim, by_arm)
+    starts = {name: pinned(base)["init_from"] for name, base in by_arm.items()}
     fingerprints: dict[str, str] = {}
     cells = []
     for seed in chosen:  # seeds outermost: a sweep that is cut short leaves whole pairs behind
@@ -122,7 +124,7 @@ def make_plan(
             source = json.dumps([config["corpus"], config["tokenizer"]], sort_keys=True)
             if source not in fingerprints:
                 fingerprints[source] = data_fingerprint(build(config["corpus"]), build(config["tokenizer"]))
-            cell = records.fingerprint(config, fingerprints[source])
+            cell = records.fingerprint(config | {"init_from": starts[name]}, fingerprints[source])
             cells.append(Cell(name, seed, cell, config, directory / f"{slug(name)}-s{seed}-{cell[:8]}"))
     return Plan(claim, scale, directory, cells)
 

@@ -94,6 +94,7 @@ def validate(config: dict[str, Any]) -> int:
     import torch
 
     from clozelab.models.pretraining import PretrainingModel
+    from clozelab.running.start import check_encoder, start_folder, start_state
 
     options = {key: build(node) for key, node in config.items() if isinstance(node, dict) and "_target_" in node}
     for node in config["evaluation"].values():
@@ -115,8 +116,12 @@ def validate(config: dict[str, Any]) -> int:
             f"{trainer.accumulate * trainer.devices}"
         )
     vocab_size = getattr(options["tokenizer"], "vocab_size", 30522)
+    if (folder := start_folder(config)) is not None:
+        vocab_size = check_encoder(folder, model).vocab_size
     with torch.device("meta"):
         built = PretrainingModel(model, vocab_size, 0, pair=options["task"].pair != "none")
+    if folder is not None:
+        start_state(folder, built)
     weights_and_moments = 3 * 4 * sum(parameter.numel() for parameter in built.parameters())
     return 2 * weights_and_moments + 10_000_000
 
@@ -127,11 +132,13 @@ def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
     What configurations share is opened and cut once.
 
     Raises:
-        ValueError: the corpus is missing, empty, too small for the task, or its tokenizer lacks a mask token.
+        ValueError: the corpus is missing, empty, too small for the task, or its tokenizer lacks a mask token, or is not
+            that of the weights a run starts from.
     """
     from clozelab.data.examples import Examples
     from clozelab.data.pairs import pair_objective
     from clozelab.data.store import Store, cache_dir, open_store
+    from clozelab.running.start import check_vocabulary
 
     @functools.cache
     def opened(source: str) -> Store:
@@ -147,6 +154,7 @@ def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
     for config in configs:
         source = json.dumps([config["corpus"], config["tokenizer"]], sort_keys=True)
         format_ = json.dumps(config["format"], sort_keys=True)
+        check_vocabulary(config)  # before a whole corpus is made into ids of another vocabulary
         opened(source)  # here, so that no single need is blamed for a corpus that cannot be read
         task = build(config["task"])
         needs = {("train", task.pair): f"task.pair={task.pair}"}

@@ -35,6 +35,7 @@ from clozelab.models.initialise import initialise
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
 from clozelab.running.directories import CHECKPOINT
+from clozelab.running.start import origin, pinned, start_folder, start_state
 from clozelab.training import cost
 from clozelab.training.allocator import keep_heap
 from clozelab.training.checkpoints import LastCheckpoint, save_checkpoint
@@ -85,7 +86,8 @@ def _run_cell(directory: Path) -> records.Record | None:
         torch.set_num_threads(trainer_option.threads)
     keep_heap()
     corpus, tokenizer_option = build(config["corpus"]), build(config["tokenizer"])
-    cell = records.fingerprint(config, data_fingerprint(corpus, tokenizer_option))
+    pin = pinned(config)
+    cell = records.fingerprint(pin, data_fingerprint(corpus, tokenizer_option))
     identity = {key: config[key] for key in ("claim", "arm", "scale", "seed")} | {"cell": cell}
     if (directory / "record.json").exists():
         (record,) = records.read_records(directory / "record.json")
@@ -94,7 +96,10 @@ def _run_cell(directory: Path) -> records.Record | None:
         return record
     log.info("cell %s: %s", cell, {k: v for k, v in identity.items() if v is not None})
 
+    rank_zero = int(os.environ.get("LOCAL_RANK", "0")) == 0
     store = open_store(corpus, tokenizer_option, cache_dir())
+    if rank_zero:
+        store.tokenizer.save(directory)  # the weights mean nothing without it
     format_, masking, task = build(config["format"]), build(config["masking"]), build(config["task"])
     train_examples = format_.examples(store, "train")
     model_option = build(config["model"])
@@ -102,6 +107,11 @@ def _run_cell(directory: Path) -> records.Record | None:
     has_pair_head = objective.labels is not None
     model = PretrainingModel(model_option, store.tokenizer.vocab_size, store.tokenizer.pad_id, pair=has_pair_head)
     initialise(model, config["seed"])
+    checkpoint = directory / CHECKPOINT
+    if (folder := start_folder(config)) is not None:
+        provenance["init_from"] = origin(folder, pin["init_from"])
+        if not checkpoint.exists():  # which holds what became of those weights
+            start_from(folder, model)
     parameters = cost.parameters(model)
     log.info("data: %s; %d training sequences", store.path, train_examples.n)
     log.info("model: %s parameters", f"{parameters['unique']:,}")
@@ -127,7 +137,6 @@ def _run_cell(directory: Path) -> records.Record | None:
     tracker = build(config["tracker"])
     status = "failed"
     try:
-        checkpoint = directory / CHECKPOINT
         start_step = 0
         if checkpoint.exists():
             saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -141,7 +150,6 @@ def _run_cell(directory: Path) -> records.Record | None:
         )
         metric_log = MetricLog(directory)
         metric_log.rewind(start_step)
-        rank_zero = int(os.environ.get("LOCAL_RANK", "0")) == 0
         tracked = tracker.start(directory, identity, config) if rank_zero else None
         trainer = make_trainer(directory, trainer_option, device, [metric_log] + ([tracked] if tracked else []))
         diverged: str | None = None
@@ -173,7 +181,12 @@ def _run_cell(directory: Path) -> records.Record | None:
             | {
                 "precision": precision,
                 "threads": torch.get_num_threads(),
-                "data": store.counts["train"] | {"sequences": train_examples.n, **train_examples.counts},
+                "data": {
+                    "fingerprint": store.fingerprint,
+                    **store.counts["train"],
+                    "sequences": train_examples.n,
+                    **train_examples.counts,
+                },
             },
             budgets=dict(module.spent.as_dict()),
             parameters={key: parameters[key] for key in records.PARAMETERS},
@@ -190,6 +203,21 @@ def _run_cell(directory: Path) -> records.Record | None:
         raise
     finally:
         tracker.finish(status)
+
+
+def start_from(folder: Path, model: PretrainingModel) -> None:
+    """Give a model the weights of a folder in the Hugging Face layout.
+
+    Raises:
+        ValueError: the folder holds another model.
+    """
+    loaded = start_state(folder, model)
+    model.load_state_dict(loaded.state)
+    log.info("weights: those of %s", folder)
+    if loaded.new:
+        log.info("not there, so with initial values: %s", ", ".join(loaded.new))
+    if loaded.unused:
+        log.info("there, and not used: %s", ", ".join(loaded.unused))
 
 
 def make_trainer(directory: Path, option: TrainerOption, device: torch.device, loggers: list[Any]) -> Any:

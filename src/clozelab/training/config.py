@@ -17,6 +17,9 @@ class RunConfig:
     """Seed of every draw: initial values, order, pairs, masks, dropout."""
     batch_size: int = 64
     """Sequences a step, over all devices and micro-batches."""
+    init_from: str | None = None
+    """Folder in the Hugging Face layout (of `clozelab export` or `save_pretrained`) whose weights the run starts from;
+    null: initial values are drawn. `model` and `tokenizer` must be those of the folder: see `clozelab import`."""
     runs_dir: str = "runs"
     """Where run directories are made."""
     claim: str | None = None

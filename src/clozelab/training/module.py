@@ -72,6 +72,7 @@ class PretrainingModule(pl.LightningModule):
         self.precision_name = precision
         self.autocast: Callable[[], AbstractContextManager[object]] = lambda: autocast(precision, device.type)
         self.spent = Spent()
+        self._counts = 0, 0
         self._window: dict[str, Tensor | float] = {}
         self._clock = time.perf_counter()
 
@@ -81,7 +82,11 @@ class PretrainingModule(pl.LightningModule):
         return optimizer
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """On a CPU the batch is where it should be: Lightning's walk through it would cost time on every step."""
+        """On a CPU the batch is where it should be: Lightning's walk through it would cost time on every step.
+
+        What the step counts is counted before the batch leaves: asking a GPU would wait for all it still has to do.
+        """
+        self._counts = int((batch["target_ids"] != -100).sum()), int(batch["attention_mask"].sum())
         return batch if device.type == "cpu" else super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def on_train_start(self) -> None:
@@ -142,13 +147,12 @@ class PretrainingModule(pl.LightningModule):
 
     def _count(self, batch: dict[str, Tensor]) -> tuple[int, int, int]:
         """Targets, non-pad positions and sequences of the step, over all ranks."""
-        targets, nonpad = (batch["target_ids"] != -100).sum(), batch["attention_mask"].sum()
-        rows = len(batch["input_ids"])
+        (targets, nonpad), rows = self._counts, len(batch["input_ids"])
         if self.trainer.world_size == 1:
-            return int(targets), int(nonpad), rows
+            return targets, nonpad, rows
         # Ranks must agree on when the budget is spent, also where it is counted in seconds: rank 0 keeps the clock.
         self.spent.seconds = self.trainer.strategy.broadcast(self.spent.seconds)
-        counts = torch.stack([targets, nonpad, torch.tensor(rows, device=self.device)])
+        counts = torch.tensor([targets, nonpad, rows], device=self.device)
         counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
         summed = [int(n) for n in counts.tolist()]
         return summed[0], summed[1], summed[2]
