@@ -22,8 +22,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# A process a core, each with one thread; the tests of a file stay together.
 test: lint types
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile
 
 # Against Hugging Face's classes; ends with a table of the largest differences.
 parity: $(READY)

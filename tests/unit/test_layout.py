@@ -104,7 +104,7 @@ def test_a_cpu_unpads_where_it_pays() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20).filter(any))
 def test_packing_loses_nothing_and_overlaps_nowhere(lengths: list[int]) -> None:
-    row_of, start_of, rows = _first_fit(lengths)
+    row_of, start_of, rows = _first_fit(lengths, max(lengths))
     places = [
         (row, start + n) for row, start, length in zip(row_of, start_of, lengths, strict=True) for n in range(length)
     ]
@@ -117,9 +117,13 @@ def test_packing_loses_nothing_and_overlaps_nowhere(lengths: list[int]) -> None:
     ids, _, mask = ragged(lengths, 9)
     layout = layout_of(ids, mask, unpad=True)
     if layout.unpadded is not None:
-        assert torch.equal(layout.flat(ids), ids[mask])
-        rows_of_ids = layout.spread(layout.flat(ids).float()[:, None])
-        assert torch.equal(layout.take(rows_of_ids)[:, 0].long(), ids[mask])
-        assert torch.equal(layout.positions(), mask.nonzero()[:, 1])
+        flat, tokens = layout.flat(ids), sum(lengths)
+        assert len(flat) % 64 == 0
+        assert len(flat) - tokens < 64
+        assert torch.equal(flat[:tokens], ids[mask])
+        taken = layout.take(layout.spread(flat.float()[:, None]))[:, 0].long()
+        assert torch.equal(taken[:tokens], ids[mask])
+        assert not taken[tokens:].any()
+        assert torch.equal(layout.positions()[:tokens], mask.nonzero()[:, 1])
         assert layout.document_BS is not None
         assert int((layout.document_BS >= 0).sum()) == sum(lengths)

@@ -46,6 +46,13 @@ class _TiedLookup(torch.autograd.Function):
         return dweight_VE, None, None
 
 
+class Embedding(nn.Embedding):
+    """`nn.Embedding`, whose values come from `initialise`."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing, as `models.linear.Linear`."""
+
+
 class Embeddings(nn.Module):
     """What a position says before it has read the others."""
 
@@ -67,9 +74,9 @@ class Embeddings(nn.Module):
         super().__init__()
         self.rate = dropout
         self.stream_dtype = stream_dtype
-        self.token = nn.Embedding(vocab_size, embedding, padding_idx=pad_id)
+        self.token = Embedding(vocab_size, embedding, padding_idx=pad_id)
         self.position = position
-        self.segment = nn.Embedding(segments, embedding) if segments else None
+        self.segment = Embedding(segments, embedding) if segments else None
         self.norm = norm
         self.project = Linear(embedding, hidden, bias=bias) if project else nn.Identity()
 

@@ -1,13 +1,17 @@
 """Where the tokens of a batch stand, and the two forms in which a batch passes through the encoder.
 
     padded     [B, S, X]   the grid as it came
-    unpadded   [T, X]      the tokens alone, one after another (Zeng et al. 2022; ModernBERT, Warner et al. 2024)
+    unpadded   [U, X]      the tokens alone, one after another (Zeng et al. 2022; ModernBERT, Warner et al. 2024)
 
 Embeddings, norms, linear layers and residual streams work on either. Attention alone needs a grid: of a padded batch
-its own, of an unpadded one the grid [R, L] of its sequences packed into R rows no longer than the longest of them,
+its own, of an unpadded one the grid [R, L] of its sequences packed into R rows about as long as the longest of them,
 where each sees only itself (Krell et al. 2021). `spread` lays the tokens out on the grid, `take` picks them up again.
 
-Shapes: B sequences, S positions, R rows of L places, T tokens, X anything.
+A matrix product of a size that was not met before costs milliseconds (the library compiles code for it), and every
+batch has another number of tokens. So T tokens are brought to a multiple U of 64 by a few that nobody reads, and L to a
+multiple of 16: few sizes come back again and again.
+
+Shapes: B sequences, S positions, R rows of L places, T tokens, U = T and a few more, X anything.
 """
 
 from typing import Any, NamedTuple
@@ -18,43 +22,56 @@ from torch import Tensor
 # On a CPU a batch is unpadded where less than this share of it is tokens; above it, moving them costs more than it
 # saves.
 WORTH_UNPADDING = 0.8
+_TOKENS, _PLACES = 64, 16
 
 
 class _Spread(torch.autograd.Function):
-    """[places, X] of [T, X]: row t to place at[t], zeros elsewhere. (torch's own gradient of a row selection adds.)"""
+    """[places, X] of [U, X]: row t to place at[t], zeros elsewhere. (torch's own gradient of a row selection adds.)"""
 
     @staticmethod
-    def forward(ctx: Any, x_TX: Tensor, at_T: Tensor, places: int) -> Tensor:
+    def forward(ctx: Any, x_UX: Tensor, at_T: Tensor, places: int) -> Tensor:
         ctx.save_for_backward(at_T)
-        return x_TX.new_zeros(places, x_TX.shape[1]).index_copy_(0, at_T, x_TX)
+        ctx.rows = len(x_UX)
+        return _put(x_UX[: len(at_T)], at_T, places)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (at_T,) = ctx.saved_tensors
-        return grads[0].index_select(0, at_T), None, None
+        return _get(grads[0], at_T, ctx.rows), None, None
 
 
 class _Take(torch.autograd.Function):
-    """[T, X] of [places, X]: the inverse; at[t] are all different."""
+    """[U, X] of [places, X]: the inverse; at[t] are all different."""
 
     @staticmethod
-    def forward(ctx: Any, x_PX: Tensor, at_T: Tensor) -> Tensor:
+    def forward(ctx: Any, x_PX: Tensor, at_T: Tensor, rows: int) -> Tensor:
         ctx.save_for_backward(at_T)
         ctx.places = len(x_PX)
-        return x_PX.index_select(0, at_T)
+        return _get(x_PX, at_T, rows)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (at_T,) = ctx.saved_tensors
-        dx_TX = grads[0]
-        return dx_TX.new_zeros(ctx.places, dx_TX.shape[1]).index_copy_(0, at_T, dx_TX), None
+        return _put(grads[0][: len(at_T)], at_T, ctx.places), None, None
+
+
+def _put(x_TX: Tensor, at_T: Tensor, places: int) -> Tensor:
+    return x_TX.new_zeros(places, x_TX.shape[1]).index_copy_(0, at_T, x_TX)
+
+
+def _get(x_PX: Tensor, at_T: Tensor, rows: int) -> Tensor:
+    """[rows, X]: the places at[t], then zeros."""
+    got = x_PX.new_empty(rows, x_PX.shape[1])
+    torch.index_select(x_PX, 0, at_T, out=got[: len(at_T)])
+    got[len(at_T) :].zero_()
+    return got
 
 
 class Unpadded(NamedTuple):
     """How the tokens of a batch lie in its grid and in that of attention."""
 
-    from_T: Tensor
-    """[T] place b S + s of each token in the batch."""
+    from_U: Tensor
+    """[U] place b S + s of each token in the batch; the few behind are copies of the first."""
     at_T: Tensor
     """[T] place r L + l of each token in the grid of attention."""
     token_BS: Tensor
@@ -79,13 +96,14 @@ class Layout(NamedTuple):
 
     def flat(self, x_BS: Tensor) -> Tensor:
         """[B, S, ...] of the batch in the form in which it passes through the encoder."""
-        return x_BS if self.unpadded is None else x_BS.flatten(0, 1).index_select(0, self.unpadded.from_T)
+        return x_BS if self.unpadded is None else x_BS.flatten(0, 1).index_select(0, self.unpadded.from_U)
 
     def positions(self) -> Tensor:
         """The position of each token in that form (padded: as far as they differ between rows)."""
         if self.unpadded is None:
             return self.position_BS
-        return self.position_BS.flatten().index_select(0, self.unpadded.at_T)
+        position_T = self.position_BS.flatten().index_select(0, self.unpadded.at_T)
+        return torch.nn.functional.pad(position_T, (0, len(self.unpadded.from_U) - len(position_T)))
 
     def spread(self, x: Tensor) -> Tensor:
         """[B, S, X] on the grid of attention, of what passes through the encoder; zeros where no token is."""
@@ -98,7 +116,9 @@ class Layout(NamedTuple):
         """The inverse of `spread`."""
         if self.unpadded is None:
             return x_BSX
-        taken: Tensor = _Take.apply(x_BSX.flatten(0, 1), self.unpadded.at_T)  # type: ignore[no-untyped-call]
+        taken: Tensor = _Take.apply(  # type: ignore[no-untyped-call]
+            x_BSX.flatten(0, 1), self.unpadded.at_T, len(self.unpadded.from_U)
+        )
         return taken
 
     def pick(self, x: Tensor, place_BQ: Tensor) -> Tensor:
@@ -144,8 +164,8 @@ def _packed(mask_BS: Tensor, position_ids: Tensor | None, document_ids: Tensor |
     batch, length = mask_BS.shape
     device = mask_BS.device
     length_B = mask_BS.sum(1)
-    row_B, start_B, rows = _first_fit(length_B.tolist())
-    longest = int(length_B.max())
+    longest = -(-int(length_B.max()) // _PLACES) * _PLACES
+    row_B, start_B, rows = _first_fit(length_B.tolist(), longest)
     sequence_T, place_T = mask_BS.nonzero(as_tuple=True)
     from_T = sequence_T * length + place_T
     token_BS = (mask_BS.flatten().cumsum(0) - 1).clamp(min=0).view(batch, length)
@@ -160,16 +180,16 @@ def _packed(mask_BS: Tensor, position_ids: Tensor | None, document_ids: Tensor |
     document_P = torch.full_like(position_P, -1)
     position_P[at_T], document_P[at_T] = position_T, document_T
     grid = (rows, longest)
-    return Layout(*grid, position_P.view(grid), None, document_P.view(grid), Unpadded(from_T, at_T, token_BS))
+    from_U = torch.cat([from_T, from_T[:1].expand(-len(from_T) % _TOKENS)])
+    return Layout(*grid, position_P.view(grid), None, document_P.view(grid), Unpadded(from_U, at_T, token_BS))
 
 
-def _first_fit(lengths: list[int]) -> tuple[list[int], list[int], int]:
+def _first_fit(lengths: list[int], room: int) -> tuple[list[int], list[int], int]:
     """(row and start of each sequence, number of rows): the longest first, each into the first row that has room."""
-    longest = max(lengths)
     used: list[int] = []
     row_of, start_of = [0] * len(lengths), [0] * len(lengths)
     for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        row = next((row for row, taken in enumerate(used) if taken + lengths[n] <= longest), len(used))
+        row = next((row for row, taken in enumerate(used) if taken + lengths[n] <= room), len(used))
         if row == len(used):
             used.append(0)
         row_of[n], start_of[n] = row, used[row]

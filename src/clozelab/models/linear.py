@@ -57,7 +57,10 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, computed by `linear`."""
+    """`nn.Linear`, computed by `linear`; its values come from `initialise`."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: the values would be thrown away, and drawing on the meta device loads half of torch."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""

@@ -53,6 +53,8 @@ class _Scored(NamedTuple):
 
 
 _NONE = (None, None, None)
+# Targets come in multiples of this, filled up with some that do not count: products of few sizes (see `layout`).
+_TARGETS = 32
 
 
 class PretrainingModel(nn.Module):
@@ -140,8 +142,11 @@ def _score_targets(head: MaskedLMHead, hidden_BKH: Tensor, output_VO: Tensor, ta
     """The head on the slots in use; where picking them would make a GPU wait or a compiler break off, on all slots."""
     used_BK = target_BK >= 0
     if hidden_BKH.device.type == "cpu" and not torch.compiler.is_compiling():
-        loss_N, correct_N = target_losses(head.transform(hidden_BKH[used_BK]), output_VO, head.bias, target_BK[used_BK])
-        return _Scored(loss_N, correct_N, torch.tensor(len(loss_N)))
+        hidden_NH, target_N = hidden_BKH[used_BK], target_BK[used_BK]
+        n, more = len(target_N), -len(target_N) % _TARGETS
+        hidden_NH, target_N = nn.functional.pad(hidden_NH, (0, 0, 0, more)), nn.functional.pad(target_N, (0, more))
+        loss_N, correct_N = target_losses(head.transform(hidden_NH), output_VO, head.bias, target_N)
+        return _Scored(loss_N[:n], correct_N[:n], torch.tensor(n))
     x_NO, target_N = head.transform(hidden_BKH).flatten(0, 1), target_BK.clamp(min=0).flatten()
     loss_N, correct_N = target_losses(x_NO, output_VO, head.bias, target_N)
     loss_BK, correct_BK = loss_N.view(used_BK.shape), correct_N.view(used_BK.shape)
