@@ -21,6 +21,7 @@ from torch import Tensor
 
 from clozelab.data.masking.token import TokenMasking
 from clozelab.models.encoder import EncoderOption
+from clozelab.models.initialise import initialise
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
 from clozelab.running.compose import compose_run, composer
@@ -74,8 +75,9 @@ def our_step(
     option: EncoderOption, vocab: int, batch: dict[str, Tensor], device: torch.device, backend: str | None
 ) -> Step:
     """A step of `training.module`."""
-    with device:
-        model = PretrainingModel(option, vocab, PAD)
+    model = PretrainingModel(option, vocab, PAD)
+    initialise(model, 0)
+    model = model.to(device)
     forward = _ready(model, backend)
     settings = AdamWOption(lr=1e-4)
     optimizer = settings.build(model)

@@ -516,7 +516,7 @@ def test_both_ways_of_attention_agree(kv_heads: int, bias_shape: tuple[int, ...]
 
 def test_the_linear_layer_in_bf16_is_that_of_torch() -> None:
     ours, theirs = Linear(24, 40), torch.nn.Linear(24, 40)
-    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 5, 24)
     results = []
     for layer in (ours, theirs):
