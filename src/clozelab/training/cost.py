@@ -10,10 +10,11 @@ Convention for FLOPs (Kaplan et al. 2020, section 2.1, made exact):
   Local attention is computed as a full product under a mask, so a window changes nothing;
 * sequences count as full, padding like tokens (on a CPU much of it is skipped: `models/layout.py`).
 
-This is what `torch.utils.flop_counter` counts in a step, but for two things. On a CPU the loss joins 32 columns to the
-factors of the output layer (`models/loss.py`), whose products are therefore O + 32 wide, and takes one of the two
-backward products during the forward pass. Fused attention kernels compute the scores again in the backward pass, 5
-products where the convention has 4. Both change how the work is done, not what a model costs.
+This is what `torch.utils.flop_counter` counts in a step, but for two things. On a CPU targets are filled up to a
+multiple of 32, and the loss joins 32 columns to the factors of the output layer (`models/loss.py`), whose products are
+therefore O + 32 wide, and takes one of the two backward products during the forward pass. Fused attention kernels
+compute the scores again in the backward pass, 5 products where the convention has 4. Both change how the work is done,
+not what a model costs.
 
 Shapes: B sequences, S positions, Q positions asked for, H hidden, E embedding, O output width, V vocabulary.
 """
