@@ -83,13 +83,13 @@ def our_batches(work: Path, steps: int) -> dict[str, Any]:
     """Seconds a batch from a store."""
     from clozelab.data.batches import Batches
     from clozelab.data.formats.segment_pair import SegmentPair
-    from clozelab.data.masking.token import TokenMasking
+    from clozelab.data.masking.cloze import ClozeMasking
     from clozelab.data.pairs import pair_objective
 
     store = _store(work)
     form = SegmentPair(LENGTH)
     pair = pair_objective("none")
-    batches = Batches(store, form.examples(store, "train"), form, pair, TokenMasking(), 0, BATCH)
+    batches = Batches(store, form.examples(store, "train"), form, pair, ClozeMasking(), 0, BATCH)
     return {"seconds": _each(batches.batch, steps)}
 
 

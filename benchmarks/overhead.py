@@ -21,7 +21,7 @@ from clozelab.data.batches import Batches
 from clozelab.data.corpora.sotu import Sotu
 from clozelab.data.formats.segment_pair import SegmentPair
 from clozelab.data.loading import ClozeData, tensors
-from clozelab.data.masking.token import TokenMasking
+from clozelab.data.masking.cloze import ClozeMasking
 from clozelab.data.pairs import pair_objective
 from clozelab.data.store import open_store
 from clozelab.data.tokenizers import WordPieceOption
@@ -110,7 +110,7 @@ def alternate(batches: Batches, block: int, blocks: int) -> tuple[list[float], l
             seed=0,
             accumulate=1,
             log_every=50,
-            flops_per_step=1.0,
+            flops_of=lambda step: 1.0,
             precision="fp32",
             device=torch.device("cpu"),
         )
@@ -137,7 +137,7 @@ def main() -> None:
     store = open_store(Sotu(train_documents=8), WordPieceOption(vocab_size=1000))
     form = SegmentPair(max_length=32)
     examples = form.examples(store, "train")
-    batches = Batches(store, examples, form, pair_objective("order"), TokenMasking(), 0, 8)
+    batches = Batches(store, examples, form, pair_objective("order"), ClozeMasking(), 0, 8)
     plain, ours = alternate(batches, arguments.block, arguments.blocks)
     differences = sorted(b - a for a, b in zip(plain, ours, strict=True))
     overhead = statistics.median(differences)

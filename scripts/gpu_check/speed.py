@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clozelab.data.masking.token import TokenMasking
+from clozelab.data.masking.cloze import ClozeMasking
 from clozelab.models.encoder import EncoderOption
 from clozelab.models.initialise import initialise
 from clozelab.models.pretraining import PretrainingModel
@@ -56,7 +56,7 @@ def sequences(option: EncoderOption, entry: Entry, vocab: int, free: int) -> int
 def make_batch(rows: int, length: int, vocab: int, device: torch.device) -> dict[str, Tensor]:
     """Ids distributed as words are (Zipf), the same number of targets in every row, no padding."""
     generator = torch.Generator().manual_seed(0)
-    targets = TokenMasking().targets(length)
+    targets = ClozeMasking().targets(length)
     ids_BS = (5 + (vocab - 5) ** torch.rand(rows, length, generator=generator)).long().clamp(5, vocab - 1)
     place_BK = torch.rand(rows, length - 2, generator=generator).argsort(1)[:, :targets].sort(1)[0] + 1
     target_BK = ids_BS.gather(1, place_BK)

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     # Overrides may stand anywhere among the flags, which argparse allows for no list of positionals.
     options, rest = parser.parse_known_args(argv)
-    takes_overrides = options.command in (_run, _corpus, _cost)
+    takes_overrides = options.command in (_run, _corpus, _cost, _inspect)
     if wrong := [argument for argument in rest if argument.startswith("-") or not takes_overrides]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     options.overrides = rest
@@ -91,6 +91,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     corpus.set_defaults(command=_corpus)
 
+    inspect = commands.add_parser(
+        "inspect",
+        help="show sequences as a run would read them: what is hidden, exchanged and kept, segments, pair labels",
+        usage="clozelab inspect [n=N] [--step S] [KEY=VALUE ...]",
+        epilog="KEY=VALUE are Hydra overrides, such as task=mlm_sop masking=span; n=5 sequences are shown by default.",
+    )
+    inspect.add_argument("--step", type=int, default=0, metavar="S", help="from this batch on (default: 0)")
+    inspect.set_defaults(command=_inspect)
+
+    fill = commands.add_parser("fill", help="what a run's model puts in the place of [MASK]")
+    fill.add_argument("run", metavar="RUN", type=Path, help="a run directory")
+    fill.add_argument("texts", metavar="TEXT", nargs="+", help="a text with [MASK] in it")
+    fill.add_argument("--top", type=int, default=5, metavar="K", help="tokens for each mask (default: 5)")
+    fill.set_defaults(command=_fill)
+
     export = commands.add_parser("export", help="write a run as a folder that Hugging Face's classes open")
     export.add_argument("run", metavar="RUN", type=Path, help="a run directory")
     export.add_argument("directory", metavar="DIR", type=Path, help="the folder to write; it must be new or empty")
@@ -150,6 +165,22 @@ def _corpus(options: argparse.Namespace) -> int:
     from clozelab.running.commands import corpus
 
     return corpus(options.overrides)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from clozelab.running.inspecting import inspect
+
+    numbers = [override.removeprefix("n=") for override in options.overrides if override.startswith("n=")]
+    if any(not number.isdecimal() for number in numbers):
+        raise ValueError(f"n={numbers[-1]} is no number of sequences; give for example n=5")
+    overrides = [override for override in options.overrides if not override.startswith("n=")]
+    return inspect(overrides, int(numbers[-1]) if numbers else 5, options.step)
+
+
+def _fill(options: argparse.Namespace) -> int:
+    from clozelab.running.filling import fill
+
+    return fill(options.run, options.texts, options.top)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Options: a dataclass is its own Hydra schema.
 
-`@option("masking", "token")` on a dataclass stores it in Hydra's ConfigStore together with its own `_target_`, so that
+`@option("masking", "cloze")` on a dataclass stores it in Hydra's ConfigStore together with its own `_target_`, so that
 
 * an unknown key or a wrong type fails at compose time,
 * every field can be overridden without `+`, and defaults live in one place,
@@ -102,7 +102,10 @@ def build(config: DictConfig | Mapping[str, Any]) -> Any:
     if not isinstance(target, str):
         raise ValueError(f"config node without a _target_: {sorted(map(str, plain))}")
     module, _, name = target.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise ValueError(f"there is no option {target}; the configuration was made by another version") from None
     known = {field.name for field in dataclasses.fields(cls)}
     unknown = sorted(str(key) for key in plain if key not in known)
     if unknown:

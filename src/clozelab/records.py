@@ -210,15 +210,19 @@ def is_volatile(path: str) -> bool:
     return parts[0] in LABELS or not VOLATILE.isdisjoint(parts)
 
 
+# Keys that did not always exist, and change nothing while they are null.
+ADDED = frozenset({"init_from", "batch_tokens", "lengths", "tokenizer.words"})
+
+
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without its volatile keys, and without an `init_from` of null: a run that starts from nothing is the
-    one it was before it could have started from something."""
+    """The config without its volatile keys, and without those of `ADDED` that are null: a run that makes no use of what
+    came later is the one it was before."""
 
     def strip(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         kept: dict[str, Any] = {}
         for key, value in node.items():
             path = f"{prefix}{key}"
-            if not is_volatile(path) and (path, value) != ("init_from", None):
+            if not is_volatile(path) and not (path in ADDED and value is None):
                 kept[str(key)] = strip(value, path + ".") if isinstance(value, Mapping) else value
         return kept
 

@@ -7,6 +7,7 @@ generator is a counter-based one (the SplitMix64 finaliser over a Weyl sequence,
 """
 
 import hashlib
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -48,3 +49,38 @@ def uniform(
 ) -> npt.NDArray[np.float64]:
     """[B, n] float64 in [0, 1): n independent uniform draws for each of the B example indices."""
     return (bits(seed, stream, key, indices, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permute(
+    seed: int, stream: str, key: tuple[int, ...], n: int, places: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The items at some places of a random order of 0 to n - 1, without making the order.
+
+    A place is split as l b + r, with a b just above n, and l and r take turns in shifting each other by a mixed copy of
+    themselves, eight times: a Feistel network over Z_a x Z_b, which is a permutation whatever the mixing is. What falls
+    at n or above goes through it again until it does not (both: Black and Rogaway 2002, "Ciphers with arbitrary finite
+    domains").
+
+    Args:
+        places: int64, any shape, each from 0 to n - 1.
+
+    Returns:
+        int64 of that shape; all different where the places are.
+    """
+    b = np.uint64(max(1, math.isqrt(n - 1) + 1))
+    a = np.uint64(-(-n // int(b)))
+    keys = [np.uint64(stream_key(seed, stream, *key, turn)) for turn in range(8)]
+
+    def network(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = x // b, x % b
+        for turn in range(0, 8, 2):
+            left = (left + (_mix(right * _GOLDEN + keys[turn]) >> np.uint64(11))) % a
+            right = (right + (_mix(left * _GOLDEN + keys[turn + 1]) >> np.uint64(11))) % b
+        return left * b + right
+
+    found = network(places.astype(np.uint64).ravel())
+    outside = np.flatnonzero(found >= n)
+    while len(outside):
+        found[outside] = network(found[outside])
+        outside = outside[found[outside] >= n]
+    return found.astype(np.int64).reshape(places.shape)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from clozelab.data.corpora.text import Text
-from clozelab.data.pairs import pair_objective
+from clozelab.data.masking.cloze import ClozeMasking
 from clozelab.data.store import Store, open_store
 from clozelab.data.tokenizers import WordPieceOption
 from clozelab.options import discover, registered
 
 discover("clozelab.data")
 
-MASKINGS = sorted(registered("masking"))
+SELECTIONS = sorted(registered("masking/selection"))
 FORMATS = sorted(registered("format"))
 COPIES = (None, 3)
 
@@ -28,6 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         lines = [" ".join(rng.choice(words, int(rng.integers(2, 20)))).capitalize() + "." for _ in range(30)]
         # A text may contain what looks like a special token.
         (folder / f"{n}.txt").write_text(" ".join([*lines, "A [MASK] and a [SEP] here."]), encoding="utf-8")
+    (folder / "phrases.list").write_text("senate tariff\nvillage railway treaty\n", encoding="utf-8")
     corpus = Text(paths=[str(folder / "*.txt")], validation=0)
     return open_store(corpus, WordPieceOption(vocab_size=300), folder / "cache")
 
@@ -41,8 +42,7 @@ def make(group: str, name: str, **settings: Any) -> Any:
 def sequences(store: Store, name: str) -> tuple[Any, Any, dict[str, np.ndarray]]:
     form = make("format", name, max_length=40)
     examples = form.examples(store, "train")
-    first, second, _ = pair_objective("none").draw(examples, np.arange(examples.n), 0, 0)
-    return form, examples, form.assemble(store, examples, first, second)
+    return form, examples, form.assemble(store, examples, *examples.runs(np.arange(examples.n)), examples.n)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -50,7 +50,8 @@ def test_format(store: Store, name: str) -> None:
     form, examples, batch = sequences(store, name)
     B, S = examples.n, form.max_length
     tokenizer = store.tokenizer
-    assert set(batch) == {"input_ids", "segment_ids", "attention_mask", "maskable"}
+    apart = {"position_ids", "document_ids"} if form.style.apart else set()
+    assert set(batch) == {"input_ids", "segment_ids", "attention_mask", "maskable"} | apart
     assert all(array.shape == (B, S) for array in batch.values())
     assert batch["input_ids"].dtype == batch["segment_ids"].dtype == np.int64
     assert batch["attention_mask"].dtype == batch["maskable"].dtype == np.bool_
@@ -65,15 +66,18 @@ def test_format(store: Store, name: str) -> None:
 
 @pytest.mark.parametrize("copies", COPIES)
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", MASKINGS)
+@pytest.mark.parametrize("name", SELECTIONS)
 def test_masking(store: Store, name: str, form: str, copies: int | None) -> None:
-    masking = make("masking", name, copies=copies)
+    phrases = store.path.parents[1] / "phrases.list"
+    masking = ClozeMasking(selection=make("masking/selection", name, path=str(phrases)), copies=copies)
     _, examples, batch = sequences(store, form)
     ids, maskable, tokenizer = batch["input_ids"], batch["maskable"], store.tokenizer
     indices = np.arange(examples.n)
 
     def mask(epoch: int, rows: Any = slice(None), seed: int = 0, **more: Any) -> tuple[np.ndarray, ...]:
-        return masking(ids[rows], maskable[rows], tokenizer, seed=seed, epoch=epoch, example_ids=indices[rows], **more)
+        words = tokenizer.word_starts(ids[rows])
+        key = {"seed": seed, "epoch": epoch, "example_ids": indices[rows], "starts_word_BS": words}
+        return masking(ids[rows], maskable[rows], tokenizer, **key, **more)
 
     new, positions, targets = mask(0)
     K = masking.targets(ids.shape[1])

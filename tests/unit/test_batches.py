@@ -12,7 +12,7 @@ from datahelp import small_store
 from clozelab.data.batches import Batch, Batches, fixed_batches
 from clozelab.data.formats.segment_pair import SegmentPair
 from clozelab.data.loading import ClozeData
-from clozelab.data.masking.token import TokenMasking
+from clozelab.data.masking.cloze import ClozeMasking
 from clozelab.data.pairs import pair_objective
 from clozelab.data.store import Store
 
@@ -25,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def batches(store: Store, size: int = 16, pair: str = "next", seed: int = 0) -> Batches:
-    return Batches(store, FORMAT.examples(store, "train"), FORMAT, pair_objective(pair), TokenMasking(), seed, size)
+    return Batches(store, FORMAT.examples(store, "train"), FORMAT, pair_objective(pair), ClozeMasking(), seed, size)
 
 
 def same(one: Batch, two: Batch) -> bool:
@@ -33,7 +33,7 @@ def same(one: Batch, two: Batch) -> bool:
 
 
 def test_contract(store: Store) -> None:
-    K = TokenMasking().targets(48)
+    K = ClozeMasking().targets(48)
     batch = batches(store).batch(0)
     want = {
         "input_ids": ((16, 48), np.int64), "segment_ids": ((16, 48), np.int64), "attention_mask": ((16, 48), np.bool_),
@@ -116,14 +116,14 @@ def test_fixed_batches(store: Store) -> None:
     examples = FORMAT.examples(store, "validation")
 
     def view(size: int, pair: str = "next", limit: int | None = None) -> list[Batch]:
-        found = fixed_batches(store, examples, FORMAT, pair_objective(pair), TokenMasking(), 3, size, limit)
+        found = fixed_batches(store, examples, FORMAT, pair_objective(pair), ClozeMasking(), 3, size, limit)
         return [row for batch in found for row in _rows(batch)]
 
     one = view(7)
     assert [int(row["example_ids"]) for row in one] == list(range(examples.n))
     assert all(same(a, b) for a, b in zip(one, view(16), strict=True))
     # The masked positions are those of the training stream for nobody, and the same ones where segments are the same.
-    train = Batches(store, examples, FORMAT, pair_objective("none"), TokenMasking(), 3, examples.n).batch(0)
+    train = Batches(store, examples, FORMAT, pair_objective("none"), ClozeMasking(), 3, examples.n).batch(0)
     none = view(7, "none")
     order = np.argsort(train["example_ids"])
     assert any(

@@ -127,3 +127,23 @@ def test_packing_loses_nothing_and_overlaps_nowhere(lengths: list[int]) -> None:
         assert torch.equal(layout.positions()[:tokens], mask.nonzero()[:, 1])
         assert layout.document_BS is not None
         assert int((layout.document_BS >= 0).sum()) == sum(lengths)
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+def test_a_causal_encoder_sees_what_comes_before_alone(position: PositionOption) -> None:
+    model = PretrainingModel(dataclasses.replace(TOY, position=position), V, 0, causal=True)
+    initialise(model, 0)
+    encoder = model.eval().encoder
+    ids, segments, mask = ragged([9, S, 4])
+    other = ids.clone()
+    other[:, 6:] = (ids[:, 6:] + 5) % V
+    places = torch.tensor([[0, 5, 3]] * 3)
+    for unpad in (False, True):
+        encoder.unpad = unpad
+        before, after = encoder(ids, segments, mask), encoder(other, segments, mask)
+        torch.testing.assert_close(before[:2, :6], after[:2, :6], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(before[:2, 6:9], after[:2, 6:9])
+        there = encoder(ids, segments, mask, places)
+        torch.testing.assert_close(there[0], before[0, places[0]], rtol=1e-5, atol=1e-5)
+    alone = encoder(ids[:1, :4], segments[:1, :4], None)
+    torch.testing.assert_close(before[0, :4], alone[0], rtol=1e-5, atol=1e-5)

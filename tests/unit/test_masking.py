@@ -9,7 +9,8 @@ from datahelp import small_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozelab.data.masking.token import IGNORED, TokenMasking
+from clozelab.data.masking.causal import CausalTargets
+from clozelab.data.masking.cloze import IGNORED, ClozeMasking
 from clozelab.data.tokenizers import Tokenizer
 
 
@@ -39,7 +40,7 @@ def rows(tokenizer: Tokenizer, lengths: list[int], S: int, seed: int = 0) -> tup
 )
 def test_targets(tokenizer: Tokenizer, lengths: list[int], rate: float, seed: int, epoch: int) -> None:
     S = 48
-    masking = TokenMasking(rate=rate)
+    masking = ClozeMasking(rate=rate)
     ids, maskable = rows(tokenizer, lengths, S)
     before = ids.copy()
     examples = np.arange(len(lengths)) * 7
@@ -63,7 +64,7 @@ def test_targets(tokenizer: Tokenizer, lengths: list[int], rate: float, seed: in
 def test_pure_however_the_batch_is_split(tokenizer: Tokenizer) -> None:
     ids, maskable = rows(tokenizer, [30, 20, 10, 25, 5, 0], 40)
     examples = np.asarray([9, 4, 11, 2, 0, 7])
-    masking = TokenMasking()
+    masking = ClozeMasking()
     whole = masking(ids, maskable, tokenizer, seed=1, epoch=2, example_ids=examples)
     for n in (1, 2, 3):
         for start in range(0, 6, n):
@@ -73,7 +74,7 @@ def test_pure_however_the_batch_is_split(tokenizer: Tokenizer) -> None:
                 assert np.array_equal(one, two[here])
 
 
-def patterns(masking: TokenMasking, tokenizer: Tokenizer, epochs: int) -> list[bytes]:
+def patterns(masking: ClozeMasking, tokenizer: Tokenizer, epochs: int) -> list[bytes]:
     ids, maskable = rows(tokenizer, [40], 48)
     return [
         masking(ids, maskable, tokenizer, seed=0, epoch=epoch, example_ids=np.asarray([3]))[0].tobytes()
@@ -83,18 +84,18 @@ def patterns(masking: TokenMasking, tokenizer: Tokenizer, epochs: int) -> list[b
 
 def test_static_has_k_patterns_and_dynamic_one_each_time(tokenizer: Tokenizer) -> None:
     for k in (1, 4):
-        found = patterns(TokenMasking(copies=k), tokenizer, 12)
+        found = patterns(ClozeMasking(copies=k), tokenizer, 12)
         assert len(set(found)) == k
         assert found[:k] * (12 // k) == found
-    assert len(set(patterns(TokenMasking(), tokenizer, 12))) == 12
+    assert len(set(patterns(ClozeMasking(), tokenizer, 12))) == 12
     # The copies are the first epochs of dynamic masking: the arms share what they can share.
-    assert patterns(TokenMasking(copies=4), tokenizer, 4) == patterns(TokenMasking(), tokenizer, 4)
+    assert patterns(ClozeMasking(copies=4), tokenizer, 4) == patterns(ClozeMasking(), tokenizer, 4)
 
 
 @pytest.mark.parametrize("corruption", [[0.8, 0.1, 0.1], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.2, 0.3]])
 def test_shares_of_corruption(tokenizer: Tokenizer, corruption: list[float]) -> None:
     ids, maskable = rows(tokenizer, [100] * 400, 128)
-    masking = TokenMasking(corruption=corruption)
+    masking = ClozeMasking(corruption=corruption)
     new, positions, targets = masking(ids, maskable, tokenizer, seed=0, epoch=0, example_ids=np.arange(400))
     used = targets != IGNORED
     got = np.take_along_axis(new, positions, axis=1)[used]
@@ -113,7 +114,7 @@ def test_shares_of_corruption(tokenizer: Tokenizer, corruption: list[float]) -> 
 
 def test_every_position_is_as_likely_and_random_tokens_too(tokenizer: Tokenizer) -> None:
     ids, maskable = rows(tokenizer, [60] * 4000, 64)
-    masking = TokenMasking(corruption=[0, 1, 0])
+    masking = ClozeMasking(corruption=[0, 1, 0])
     new, positions, targets = masking(ids, maskable, tokenizer, seed=5, epoch=0, example_ids=np.arange(4000))
     used = targets != IGNORED
     counts = np.bincount(positions[used], minlength=64)[maskable[0]]
@@ -136,4 +137,17 @@ def test_settings(tmp_path: Path) -> None:
         ({"copies": 0}, "copies"),
     ):
         with pytest.raises(ValueError, match=rf"masking\.{key} is"):
-            TokenMasking(**bad)  # type: ignore[arg-type]
+            ClozeMasking(**bad)  # type: ignore[arg-type]
+
+
+def test_the_next_token_is_the_target(tokenizer: Tokenizer) -> None:
+    ids, maskable = rows(tokenizer, [10, 38, 0], 40)
+    causal = CausalTargets()
+    new, positions, targets = causal(ids, maskable, tokenizer, seed=0, epoch=0, example_ids=np.arange(3))
+    assert np.array_equal(new, ids)
+    assert positions.shape == targets.shape == (3, causal.targets(40))
+    for row, n in enumerate([10, 38, 0]):
+        used = targets[row] != IGNORED
+        assert positions[row][used].tolist() == list(range(n + 1))
+        assert targets[row][used].tolist() == ids[row, 1 : n + 2].tolist()
+        assert targets[row][used][-1] == tokenizer.sep_id  # the end is learnt too

@@ -30,11 +30,13 @@ def made_up(sizes: list[int], contents: list[int]) -> Examples:
     return Examples(
         segments=np.stack([np.arange(2 * pairs), np.arange(2 * pairs) + 1], axis=1),
         segment_document=np.repeat(np.arange(len(sizes)), 2 * np.asarray(sizes)),
-        pairs=2 * np.arange(pairs),
+        first=2 * np.arange(pairs),
+        sizes=np.full(pairs, 2),
         content=np.repeat(np.asarray(contents, dtype=np.uint64), sizes),
         counts={},
         split="train",
         corpus="made up",
+        paired=True,
     )
 
 
@@ -51,7 +53,7 @@ def test_strangers_come_from_other_texts(documents: list[tuple[int, int]], seed:
         return
     indices = np.arange(made.n)
     first, second, labels = pair_objective("next").draw(made, indices, seed, epoch)
-    assert np.array_equal(first, made.pairs)
+    assert np.array_equal(first, made.first)
     assert np.array_equal(second[labels == 0], first[labels == 0] + 1)
     content_of_segment = np.repeat(made.content, 2)
     strangers = labels == 1
@@ -72,8 +74,8 @@ def test_strangers_are_uniform_over_what_is_allowed() -> None:
 def test_order_swaps(examples: Examples) -> None:
     indices = np.arange(examples.n)
     first, second, labels = pair_objective("order").draw(examples, indices, 0, 0)
-    assert np.array_equal(np.minimum(first, second), examples.pairs)
-    assert np.array_equal(np.maximum(first, second), examples.pairs + 1)
+    assert np.array_equal(np.minimum(first, second), examples.first)
+    assert np.array_equal(np.maximum(first, second), examples.first + 1)
     assert np.array_equal(labels == 1, first > second)
 
 

@@ -37,3 +37,25 @@ def test_uniform_and_uncorrelated() -> None:
 def test_generator_repeats() -> None:
     assert np.array_equal(seeds.rng(0, "order", 3).permutation(9), seeds.rng(0, "order", 3).permutation(9))
     assert not np.array_equal(seeds.rng(0, "order", 3).permutation(99), seeds.rng(0, "order", 4).permutation(99))
+
+
+@given(st.integers(1, 3000), st.integers(0, 99))
+def test_an_order_has_every_item_once(n: int, seed: int) -> None:
+    order = seeds.permute(seed, "order", (0,), n, np.arange(n))
+    assert np.array_equal(np.sort(order), np.arange(n))
+    some = np.arange(0, n, 7)
+    assert np.array_equal(seeds.permute(seed, "order", (0,), n, some), order[some])
+
+
+def test_every_order_is_as_likely() -> None:
+    found = [tuple(seeds.permute(seed, "order", (0,), 4, np.arange(4)).tolist()) for seed in range(6000)]
+    _, counts = np.unique(found, axis=0, return_counts=True)
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_orders_have_nothing_to_do_with_each_other_nor_with_places() -> None:
+    n = 20_000
+    one, two = (seeds.permute(0, "order", (epoch,), n, np.arange(n)) for epoch in (0, 1))
+    for a, b in ((one, two), (one, np.arange(n)), (one[1:], one[:-1]), (one[128:], one[:-128])):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(n)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clozelab.data.corpora.text import Text
-from clozelab.data.formats.segment_pair import _CUTS, SegmentPair
+from clozelab.data.formats.segment_pair import CUTS, SegmentPair
 from clozelab.data.store import Store, open_store
 from clozelab.data.tokenizers import WordPieceOption
 
@@ -22,7 +22,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @given(st.lists(st.integers(1, 60), max_size=50), st.integers(5, 40))
 def test_greedy_fills_as_far_as_it_can(lengths: list[int], budget: int) -> None:
-    borders = _CUTS["greedy"](np.asarray(lengths, dtype=np.int64), budget)
+    borders = CUTS["greedy"](np.asarray(lengths, dtype=np.int64), np.full(len(lengths), budget))
     assert borders[0] == 0
     assert borders[-1] == len(lengths)
     for first, last in itertools.pairwise(borders):
@@ -34,21 +34,21 @@ def test_greedy_fills_as_far_as_it_can(lengths: list[int], budget: int) -> None:
 
 @given(st.lists(st.integers(1, 60), max_size=50), st.integers(5, 40))
 def test_reach_ends_with_the_sentence_that_reaches(lengths: list[int], budget: int) -> None:
-    borders = _CUTS["reach"](np.asarray(lengths, dtype=np.int64), budget)
+    borders = CUTS["reach"](np.asarray(lengths, dtype=np.int64), np.full(len(lengths), budget))
     wanted = budget * 3 // 5
     for first, last in itertools.pairwise(borders):
         assert sum(lengths[first:last]) >= wanted > sum(lengths[first : last - 1])
     assert sum(lengths[borders[-1] :]) < wanted
 
 
-@pytest.mark.parametrize("cut", sorted(_CUTS))
+@pytest.mark.parametrize("cut", sorted(CUTS))
 @pytest.mark.parametrize("max_length", [8, 32, 64])
 def test_table(store: Store, cut: str, max_length: int) -> None:
     form = SegmentPair(max_length, cut)
     made = form.examples(store, "train")
     assert (made.lengths >= 1).all()
     assert (made.lengths <= form.budget).all()
-    a, b = made.pairs, made.pairs + 1
+    a, b = made.first, made.first + 1
     # Neighbours of one document, each segment used at most once.
     assert np.array_equal(made.segment_document[a], made.segment_document[b])
     assert len(np.unique(np.concatenate([a, b]))) == 2 * made.n
@@ -58,7 +58,7 @@ def test_table(store: Store, cut: str, max_length: int) -> None:
     following = np.searchsorted(store.sentence_offsets, made.segments[a, 1])
     assert np.array_equal(store.sentence_offsets[following], made.segments[b, 0])
     counts = made.counts
-    assert counts["pairs"] == made.n
+    assert counts["sequences"] == made.n
     assert counts["segments"] == len(made.segments) == 2 * made.n + counts["leftover_segments"]
     assert counts["tokens"] + counts["lost_tokens"] == store.counts["train"]["tokens"]
     assert counts["documents"] == store.counts["train"]["documents"]
@@ -69,10 +69,10 @@ def test_table(store: Store, cut: str, max_length: int) -> None:
 def test_sequences(store: Store, max_length: int) -> None:
     form = SegmentPair(max_length)
     made = form.examples(store, "validation")
-    batch = form.assemble(store, made, made.pairs, made.pairs + 1)
+    batch = form.assemble(store, made, *made.runs(np.arange(made.n)), made.n)
     tokenizer = store.tokenizer
     for row in range(made.n):
-        (a0, a1), (b0, b1) = made.segments[made.pairs[row]], made.segments[made.pairs[row] + 1]
+        (a0, a1), (b0, b1) = made.segments[made.first[row]], made.segments[made.first[row] + 1]
         a, b = store.ids[a0:a1].tolist(), store.ids[b0:b1].tolist()
         want = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
         padding = max_length - len(want)

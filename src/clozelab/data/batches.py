@@ -8,48 +8,21 @@ for batch s; ranks take rows rank::world; the number of workers changes nothing.
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from clozelab import seeds
 from clozelab.data.examples import Examples
+from clozelab.data.format import FormatOption
+from clozelab.data.masking.causal import CausalTargets
+from clozelab.data.masking.cloze import ClozeMasking
 from clozelab.data.pairs import PairObjective
 from clozelab.data.store import Store
-from clozelab.data.tokenizers import Tokenizer
 
 Batch = dict[str, npt.NDArray]
 
-
-class Format(Protocol):
-    """What an option of the group `format` can do."""
-
-    max_length: int
-
-    def examples(self, store: Store, split: str) -> Examples: ...
-
-    def assemble(
-        self, store: Store, examples: Examples, first_B: npt.NDArray[np.int64], second_B: npt.NDArray[np.int64]
-    ) -> Batch: ...
-
-
-class Masking(Protocol):
-    """What an option of the group `masking` can do."""
-
-    def targets(self, max_length: int) -> int: ...
-
-    def __call__(
-        self,
-        ids_BS: npt.NDArray[np.int64],
-        maskable_BS: npt.NDArray[np.bool_],
-        tokenizer: Tokenizer,
-        *,
-        seed: int,
-        epoch: int,
-        example_ids: npt.NDArray[np.int64],
-        stream: str = "mask",
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+_BLOCK = 4096  # places of an epoch's order that are computed at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +31,9 @@ class Batches:
 
     store: Store
     examples: Examples
-    format: Format
+    format: FormatOption
     pair: PairObjective
-    masking: Masking
+    masking: ClozeMasking | CausalTargets
     seed: int
     batch_size: int
 
@@ -68,29 +41,42 @@ class Batches:
         if self.batch_size < 1:
             raise ValueError(f"the batch size is {self.batch_size}; give 1 or more")
         self.pair.check(self.examples)
+        self.masking.check(self.store.tokenizer)
 
     @functools.cached_property
-    def _orders(self) -> dict[int, npt.NDArray[np.int64]]:
+    def _blocks(self) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
         return {}
 
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """[n]: the examples in the order of an epoch; the last two epochs asked for are kept."""
-        orders = self._orders
-        if epoch not in orders:
-            while len(orders) > 1:
-                orders.pop(next(iter(orders)))
-            orders[epoch] = seeds.rng(self.seed, "order", epoch).permutation(self.examples.n).astype(np.int64)
-        return orders[epoch]
+    def order(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The examples at some places (rising) of an epoch's order.
+
+        The order is never made as a whole: a block of it is, and the last few that were asked for are kept.
+        """
+        found = np.empty(len(places), dtype=np.int64)
+        for block in np.unique(places // _BLOCK).tolist():
+            here = places // _BLOCK == block
+            found[here] = self._block(epoch, block)[places[here] % _BLOCK]
+        return found
+
+    def _block(self, epoch: int, block: int) -> npt.NDArray[np.int64]:
+        blocks = self._blocks
+        if (epoch, block) not in blocks:
+            while len(blocks) > 3:
+                blocks.pop(next(iter(blocks)))
+            n = self.examples.n
+            places = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, n))
+            blocks[epoch, block] = seeds.permute(self.seed, "order", (epoch,), n, places)
+        return blocks[epoch, block]
 
     def rows(self, step: int, rank: int = 0, world: int = 1) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """(epoch, examples) of batch `step` in row order, one entry an epoch; of all rows, those of one rank."""
         g_B = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[rank::world]
         epoch_B, place_B = np.divmod(g_B, self.examples.n)
-        return [(int(e), self.order(int(e))[place_B[epoch_B == e]]) for e in np.unique(epoch_B)]
+        return [(int(e), self.order(int(e), place_B[epoch_B == e])) for e in np.unique(epoch_B)]
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Batch `step` (from 0); under `world` ranks, the rows rank, rank + world, ... of it."""
-        parts = [self._make(epoch, indices, "pair", "mask") for epoch, indices in self.rows(step, rank, world)]
+        parts = [self._make(epoch, indices, step) for epoch, indices in self.rows(step, rank, world)]
         if len(parts) == 1:
             return parts[0]
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -99,14 +85,32 @@ class Batches:
         """Positions of batch `step` that are not padding, special tokens included, without making the batch."""
         total = 0
         for epoch, indices in self.rows(step):
-            first_B, second_B, _ = self.pair.draw(self.examples, indices, self.seed, epoch)
-            total += int((self.examples.lengths[first_B] + self.examples.lengths[second_B] + 3).sum())
+            segment_R, row_R, _ = self.runs(epoch, indices, "pair")
+            runs_B = np.bincount(row_R, minlength=len(indices))
+            text_B = np.bincount(row_R, weights=self.examples.lengths[segment_R], minlength=len(indices))
+            total += int(self.format.style.lengths(runs_B, text_B.astype(np.int64)).sum())
         return total
 
-    def _make(self, epoch: int, indices: npt.NDArray[np.int64], pair_stream: str, mask_stream: str) -> Batch:
-        first_B, second_B, labels_B = self.pair.draw(self.examples, indices, self.seed, epoch, pair_stream)
-        made = self.format.assemble(self.store, self.examples, first_B, second_B)
+    def runs(self, epoch: int, indices: npt.NDArray[np.int64], stream: str) -> tuple[npt.NDArray[np.int64], ...]:
+        """(segments [R], their rows [R], pair labels [B])."""
+        if not self.examples.paired:
+            return *self.examples.runs(indices), np.zeros(len(indices), dtype=np.int64)
+        first_B, second_B, labels_B = self.pair.draw(self.examples, indices, self.seed, epoch, stream)
+        return np.stack([first_B, second_B], axis=1).ravel(), np.repeat(np.arange(len(indices)), 2), labels_B
+
+    def _make(
+        self,
+        epoch: int,
+        indices: npt.NDArray[np.int64],
+        step: int,
+        pair_stream: str = "pair",
+        mask_stream: str = "mask",
+    ) -> Batch:
+        segment_R, row_R, labels_B = self.runs(epoch, indices, pair_stream)
+        words = self.masking.needs_words
+        made = self.format.assemble(self.store, self.examples, segment_R, row_R, len(indices), sources=words)
         maskable_BS = made.pop("maskable")
+        starts_word_BS = self.store.word_starts(made["input_ids"], made.pop("source")) if words else None
         made["input_ids"], made["target_positions"], made["target_ids"] = self.masking(
             made["input_ids"],
             maskable_BS,
@@ -115,18 +119,25 @@ class Batches:
             epoch=epoch,
             example_ids=indices,
             stream=mask_stream,
+            step=step,
+            starts_word_BS=starts_word_BS,
         )
         made["pair_labels"] = labels_B
         made["example_ids"] = indices
         return made
 
 
+def rows_of(batch_tokens: int, lengths_N: npt.NDArray[np.int64], multiple: int) -> int:
+    """Sequences that have `batch_tokens` non-pad tokens together on average, to the nearest multiple (at least one)."""
+    return max(1, round(batch_tokens / float(lengths_N.mean()) / multiple)) * multiple
+
+
 def fixed_batches(
     store: Store,
     examples: Examples,
-    format: Format,
+    format: FormatOption,
     pair: PairObjective,
-    masking: Masking,
+    masking: ClozeMasking | CausalTargets,
     seed: int,
     batch_size: int,
     limit: int | None = None,
@@ -141,4 +152,4 @@ def fixed_batches(
     if limit is not None and limit < examples.n:
         chosen_N = np.sort(seeds.rng(seed, "eval-order").permutation(examples.n)[:limit]).astype(np.int64)
     for start in range(0, len(chosen_N), batch_size):
-        yield batches._make(0, chosen_N[start : start + batch_size], "eval-pair", "eval-mask")
+        yield batches._make(0, chosen_N[start : start + batch_size], 0, "eval-pair", "eval-mask")

@@ -8,6 +8,7 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from clozelab.data.batches import Batch, Batches
+from clozelab.data.phases import Phases
 
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
@@ -18,7 +19,7 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
 class Steps(Dataset):
     """Item i is batch `start + i`, or one rank's rows of it."""
 
-    def __init__(self, batches: Batches, start: int, stop: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, batches: Batches | Phases, start: int, stop: int, rank: int = 0, world: int = 1) -> None:
         self.batches, self.start, self.stop, self.rank, self.world = batches, start, stop, rank, world
 
     def __len__(self) -> int:
@@ -40,7 +41,12 @@ class ClozeData(LightningDataModule):
     """
 
     def __init__(
-        self, batches: Batches, total_steps: int, start_step: int = 0, workers: int = 0, pin_memory: bool = False
+        self,
+        batches: Batches | Phases,
+        total_steps: int,
+        start_step: int = 0,
+        workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         super().__init__()
         self.batches, self.total_steps, self.start_step = batches, total_steps, start_step

@@ -29,6 +29,11 @@ class PairObjective:
 
     def check(self, examples: Examples) -> None:
         """Raise ValueError where the examples cannot carry this objective."""
+        if self.labels is not None and not examples.paired:
+            raise ValueError(
+                f"pair objective {self.name} needs a format of two segments (segment_pair, sentence_pair); this one "
+                "has one: choose such a format, or task.pair=none"
+            )
 
     def draw(
         self, examples: Examples, indices: npt.NDArray[np.int64], seed: int, epoch: int, stream: str = "pair"
@@ -48,7 +53,7 @@ class NoPair(PairObjective):
     def draw(
         self, examples: Examples, indices: npt.NDArray[np.int64], seed: int, epoch: int, stream: str = "pair"
     ) -> Drawn:
-        first_B = examples.pairs[indices]
+        first_B = examples.first[indices]
         return first_B, first_B + 1, np.zeros(len(indices), dtype=np.int64)
 
 
@@ -66,6 +71,7 @@ class NextPair(PairObjective):
     labels = ("next", "random")
 
     def check(self, examples: Examples) -> None:
+        super().check(examples)
         if examples.by_content.size[0] == examples.n:
             raise ValueError(
                 f"pair objective next (NSP) needs two documents with different texts, but the examples of the "
@@ -83,8 +89,8 @@ class NextPair(PairObjective):
         place_B = np.floor(where_B * (examples.n - size_B)).astype(np.int64)
         place_B += np.where(place_B >= group_B, size_B, 0)
         labels_B = (coin_B < 0.5).astype(np.int64)
-        first_B = examples.pairs[indices]
-        stranger_B = examples.pairs[pool.order[place_B]] + 1
+        first_B = examples.first[indices]
+        stranger_B = examples.first[pool.order[place_B]] + 1
         return first_B, np.where(labels_B == 1, stranger_B, first_B + 1), labels_B
 
 
@@ -100,7 +106,7 @@ class OrderPair(PairObjective):
         self, examples: Examples, indices: npt.NDArray[np.int64], seed: int, epoch: int, stream: str = "pair"
     ) -> Drawn:
         labels_B = (seeds.uniform(seed, stream, (epoch,), indices, 1)[:, 0] < 0.5).astype(np.int64)
-        first_B = examples.pairs[indices]
+        first_B = examples.first[indices]
         return first_B + labels_B, first_B + 1 - labels_B, labels_B
 
 

@@ -7,6 +7,7 @@
     document_offsets.bin    int64 [D + 1]         document d has the sentences document_offsets[d : d + 2]
     splits.bin              uint8 [D]             0 train, 1 validation, 2 test
     document_hashes.bin     uint64 [D]            equal where two documents have equal texts
+    words.bin               bool [T]              which tokens begin a word; only where a segmenter said so
     tokenizer.json, meta.json
 
 It is written in a stream (never the whole corpus in memory) into a folder beside its place, under a file lock, and
@@ -28,9 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from clozelab.data.corpus import SPLITS, CorpusOption, digest, sentences
+from clozelab.data.segmenter import marked
 from clozelab.data.tokenizers import Tokenizer, TokenizerOption, read_tokenizer
 
 STORE_VERSION = 1
+FILES = ("ids", "sentence_offsets", "document_offsets", "splits", "document_hashes")
 COUNTS = ("documents", "sentences", "words", "tokens", "duplicates")
 _BATCH = 8192  # sentences encoded and written at a time
 _ROOM = 64 * 2**20  # bytes that must be free before anything is built
@@ -56,6 +59,8 @@ class Store:
     """uint8 [D]: index into `SPLITS`"""
     document_hashes: npt.NDArray[np.uint64]
     """uint64 [D]"""
+    words: npt.NDArray[np.bool_] | None
+    """bool [T]: tokens that begin a word; None: the vocabulary tells"""
     tokenizer: Tokenizer
     counts: dict[str, dict[str, int]]
     """split -> documents, sentences, words, tokens, duplicates (documents whose text was met before, in any split)"""
@@ -74,6 +79,14 @@ class Store:
     def sentence(self, n: int) -> npt.NDArray[np.int64]:
         """Ids of sentence n."""
         return np.asarray(self.ids[self.sentence_offsets[n] : self.sentence_offsets[n + 1]], dtype=np.int64)
+
+    def word_starts(self, ids_BS: npt.NDArray[np.int64], source_BS: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """[B, S]: True where a word begins; of what is not text (source -1) the values mean nothing."""
+        if self.words is not None:
+            return self.words[np.maximum(source_BS, 0)]
+        starts = self.tokenizer.word_starts
+        assert starts is not None
+        return starts(ids_BS)
 
     def __reduce__(self) -> tuple[Callable[[Path], "Store"], tuple[Path]]:
         # A worker process opens the files itself; a pickled memory map would carry all its bytes.
@@ -111,7 +124,7 @@ def open_store(corpus: CorpusOption, tokenizer: TokenizerOption, cache: Path | N
             beside = cache / f".{fingerprint}.{os.getpid()}"
             try:
                 beside.mkdir()
-                _build(corpus, made, beside, fingerprint)
+                _build(corpus, made, beside, fingerprint, tokenizer.words)
                 os.replace(beside, folder)
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
@@ -133,6 +146,7 @@ def read_store(folder: Path) -> Store:
         document_offsets=mapped("document_offsets", "<i8"),
         splits=mapped("splits", "<u1"),
         document_hashes=mapped("document_hashes", "<u8"),
+        words=mapped("words", "?") if (folder / "words.bin").is_file() else None,
         tokenizer=read_tokenizer(folder / "tokenizer.json"),
         counts=meta["counts"],
         corpus=meta["corpus"],
@@ -157,11 +171,10 @@ def _room(cache: Path) -> Iterator[None]:
 class _Writer:
     """Appends encoded documents to the files of a store."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, folder: Path, tokenizer: Tokenizer, words: str | None) -> None:
+        self.tokenizer, self.words = tokenizer, words
         self.files: dict[str, IO[bytes]] = {
-            name: (folder / f"{name}.bin").open("wb")
-            for name in ("ids", "sentence_offsets", "document_offsets", "splits", "document_hashes")
+            name: (folder / f"{name}.bin").open("wb") for name in (*FILES, *([] if words is None else ["words"]))
         }
         self.tokens = self.sentences = 0
         self.counts = {split: dict.fromkeys(COUNTS, 0) for split in SPLITS}
@@ -177,6 +190,8 @@ class _Writer:
         ids_T, lengths_N = self.tokenizer.encode_flat(texts)
         words_N = np.fromiter((text.count(" ") + 1 for text in texts), dtype=np.int64, count=len(texts))
         self._write("ids", ids_T.astype(self.tokenizer.id_dtype.newbyteorder("<")))
+        if self.words is not None:
+            self._write("words", marked(self.tokenizer.inner, texts))
         first = 0
         kept_D, splits_D, hashes_D = [], [], []
         for split, content, n in documents:
@@ -208,8 +223,8 @@ class _Writer:
             file.close()
 
 
-def _build(corpus: CorpusOption, tokenizer: Tokenizer, folder: Path, fingerprint: str) -> None:
-    writer = _Writer(folder, tokenizer)
+def _build(corpus: CorpusOption, tokenizer: Tokenizer, folder: Path, fingerprint: str, words: str | None) -> None:
+    writer = _Writer(folder, tokenizer, words)
     try:
         texts: list[str] = []
         documents: list[tuple[str, int, int]] = []

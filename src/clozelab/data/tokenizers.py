@@ -28,8 +28,10 @@ import tokenizers.trainers
 
 from clozelab.data.corpus import digest, package_version
 from clozelab.data.plain import encode_flat
+from clozelab.data.segmenter import check_segmenter
 from clozelab.data.wordcache import WordCache
 from clozelab.data.wordpiece import train_wordpiece, wordpiece
+from clozelab.data.words import WordStarts
 from clozelab.options import option
 
 # Part of every fingerprint: raise it when the same text and settings give another tokenizer.
@@ -81,6 +83,8 @@ class Tokenizer:
         self.is_special_V: npt.NDArray[np.bool_] = is_special_V
         self.ordinary_ids: npt.NDArray[np.int64] = np.flatnonzero(~is_special_V)
         """Ids that text is made of: what a random replacement may be. No special, added or unused token."""
+        self.word_starts = WordStarts.of(inner)
+        """Where words begin; None where the vocabulary does not tell."""
         self._cache = WordCache.of(inner)
 
     @functools.cached_property
@@ -163,6 +167,8 @@ def _id(inner: tokenizers.Tokenizer, token: str) -> int:
 class TokenizerOption:
     """What an option of the group `tokenizer` can do."""
 
+    words: str | None = None
+
     def fingerprint(self, corpus_fingerprint: str) -> str:
         """Hash that pins the tokenizer without making it."""
         raise NotImplementedError
@@ -185,7 +191,7 @@ class _Trained(TokenizerOption):
         raise NotImplementedError
 
     def fingerprint(self, corpus_fingerprint: str) -> str:
-        settings = sorted(vars(self).items())
+        settings = sorted((key, value) for key, value in vars(self).items() if (key, value) != ("words", None))
         version = package_version("tokenizers")
         return digest(TOKENIZER_VERSION, type(self).__name__, settings, version, corpus_fingerprint)
 
@@ -225,6 +231,12 @@ class WordPieceOption(_Trained):
     """Entries, special tokens included; a small text may give fewer."""
     lowercase: bool = True
     """Fold case and strip accents, as the uncased BERT models do."""
+    words: str | None = None
+    """What says where words begin: jieba (Chinese); null: the vocabulary itself ("##" goes on with a word)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_segmenter(self.words)
 
     def _train(self, texts: Callable[[], Iterable[str]]) -> tokenizers.Tokenizer:
         return wordpiece(train_wordpiece(texts, self.vocab_size, FAMILIES["BERT"], self.lowercase), self.lowercase)
@@ -269,11 +281,14 @@ class FileOption(TokenizerOption):
     """The merges file of a byte-level vocabulary whose two files are not vocab.json and merges.txt of one folder."""
     lowercase: bool | None = None
     """Fold case (vocab.txt only); None: fold unless the vocabulary itself has upper-case letters."""
+    words: str | None = None
+    """What says where words begin: jieba (Chinese); null: the vocabulary itself."""
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("tokenizer.path is empty; give a tokenizer.json, a vocab.txt, or a folder that holds one")
         files = self._files()
+        check_segmenter(self.words)
         if self.lowercase is not None and not _is_vocab_txt(files):
             raise ValueError(f"tokenizer.lowercase: {files[0]} states its own case folding; leave lowercase out")
 
@@ -292,7 +307,8 @@ class FileOption(TokenizerOption):
 
     def fingerprint(self, corpus_fingerprint: str) -> str:
         contents = [file.read_bytes() for file in self._files()]
-        return digest(TOKENIZER_VERSION, "file", package_version("tokenizers"), self.lowercase, contents)
+        words = [] if self.words is None else [self.words]
+        return digest(TOKENIZER_VERSION, "file", package_version("tokenizers"), self.lowercase, contents, *words)
 
     def load(self, training_texts: Callable[[], Iterable[str]], corpus_fingerprint: str, cache: Path) -> Tokenizer:
         files = self._files()

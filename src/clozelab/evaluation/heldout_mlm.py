@@ -4,6 +4,7 @@ loss = (sum of token losses) / (number of targets), in nats; perplexity is its e
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from clozelab.options import option
 class HeldoutMLM:
     """MLM loss and accuracy on the validation split, on pairs in true order, whatever the arm was trained on."""
 
+    causal: ClassVar[bool] = False
     examples: int = 2048
     """Validation sequences (fewer if the split holds fewer)."""
     rate: float = 0.15

@@ -6,7 +6,7 @@ fitted on pairs of the training split and scored on pairs of the validation spli
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ OBJECTIVES = {"nsp": "next", "sop": "order"}
 class SentencePairs:
     """NSP and SOP accuracy by the arm's own head and by a linear probe."""
 
+    causal: ClassVar[bool] = False
     examples: int = 2048
     """Validation pairs (fewer if the split holds fewer)."""
     probe_examples: int = 4096

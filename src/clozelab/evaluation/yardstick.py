@@ -8,7 +8,7 @@ pairs.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class Subject:
     pair_objective: str
     """What the model's pair head (if it has one) was trained on: none, next or order."""
     batches: Callable[..., Iterator[dict[str, Tensor]]]
-    """`batches(split, pair=..., masked=..., seed=..., limit=..., rate=...)`: the fixed view of a split."""
+    """`batches(split, pair=..., masked=..., seed=..., limit=..., rate=..., causal=...)`: the fixed view of a split."""
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
 
@@ -49,6 +49,9 @@ class Subject:
 
 class Yardstick(Protocol):
     """The interface of an `evaluation` option."""
+
+    causal: ClassVar[bool]
+    """It measures models that read from left to right; False: those that read both ways."""
 
     def needs(self) -> list[tuple[str, str]]:
         """(split, pair objective) of every view it will ask for: checked before anything is trained."""

@@ -36,7 +36,12 @@ class AttentionContext(NamedTuple):
 
 
 def attention_context(
-    layout: Layout, position: Position, window: int | None, dtype: torch.dtype, place_BQ: Tensor | None = None
+    layout: Layout,
+    position: Position,
+    window: int | None,
+    dtype: torch.dtype,
+    place_BQ: Tensor | None = None,
+    causal: bool = False,
 ) -> AttentionContext:
     """The context of one kind of layer.
 
@@ -46,6 +51,7 @@ def attention_context(
         window: of local attention: positions at most window // 2 apart see each other; None: all do.
         dtype: of the products.
         place_BQ: [B, Q] places of the queries in their rows; None: all places, in order.
+        causal: a position sees itself and those before it alone.
     """
     key_BS = layout.position_BS
     query_BQ = key_BS if place_BQ is None else key_BS.expand(layout.batch, -1).gather(1, place_BQ)
@@ -59,6 +65,9 @@ def attention_context(
     if window is not None:
         near_BQS = distance(query_BQ, key_BS).abs() <= window // 2
         seen_BQS = near_BQS if seen_BQS is None else seen_BQS & near_BQS
+    if causal:
+        before_BQS = distance(query_BQ, key_BS) <= 0
+        seen_BQS = before_BQS if seen_BQS is None else seen_BQS & before_BQS
     bias_BNQS = position.bias(query_BQ, key_BS)
     if bias_BNQS is not None:
         bias_BNQS = bias_BNQS.to(dtype)

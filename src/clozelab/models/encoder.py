@@ -214,6 +214,8 @@ class Encoder(nn.Module):
 
     unpad: bool | None = None
     """Pass tokens without padding through the layers; None: on a CPU where it pays. Changes no value."""
+    causal: bool = False
+    """A position sees itself and those before it alone: set by an objective that predicts what comes next."""
 
     def __init__(self, option: EncoderOption, vocab_size: int, pad_id: int) -> None:
         super().__init__()
@@ -326,13 +328,13 @@ class Encoder(nn.Module):
         for layer in range(option.layers - 1):
             window = option.window_of(layer)
             if window not in contexts:
-                contexts[window] = attention_context(layout, position, window, dtype)
+                contexts[window] = attention_context(layout, position, window, dtype, causal=self.causal)
             x = self._layer(layer, x, contexts[window])
         last = option.layers - 1
         # An unpadded batch has no rows to ask from: its last block is computed at all tokens, which are few.
         asked_BQ = positions_BQ if layout.unpadded is None else None
         x_BQH = None if asked_BQ is None else layout.pick(x, asked_BQ)
-        context = attention_context(layout, position, option.window_of(last), dtype, asked_BQ)
+        context = attention_context(layout, position, option.window_of(last), dtype, asked_BQ, self.causal)
         y = self._layer(last, x, context, x_BQH)
         if positions_BQ is not None and asked_BQ is None:
             y = layout.pick(y, positions_BQ)

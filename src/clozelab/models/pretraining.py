@@ -66,15 +66,23 @@ class PretrainingModel(nn.Module):
         pad_id: id of the padding token.
         mlm: build the masked-language-model head.
         pair: build the pair head.
+        causal: positions see only what comes before them.
     """
 
     def __init__(
-        self, option: EncoderOption, vocab_size: int, pad_id: int, mlm: bool = True, pair: bool = False
+        self,
+        option: EncoderOption,
+        vocab_size: int,
+        pad_id: int,
+        mlm: bool = True,
+        pair: bool = False,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         if not (mlm or pair):
             raise ValueError("a pre-training model needs a head: mlm, pair or both")
         self.encoder = option.build(vocab_size, pad_id)
+        self.encoder.causal = causal
         self.mlm = MaskedLMHead(self.encoder) if mlm else None
         self.pair = PairHead(option.hidden) if pair else None
 

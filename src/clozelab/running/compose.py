@@ -93,6 +93,7 @@ def validate(config: dict[str, Any]) -> int:
     """
     import torch
 
+    from clozelab.data.phases import schedule_of
     from clozelab.models.pretraining import PretrainingModel
     from clozelab.running.start import check_encoder, start_folder, start_state
 
@@ -100,16 +101,46 @@ def validate(config: dict[str, Any]) -> int:
     for node in config["evaluation"].values():
         build(node)
     model, format_ = options["model"], options["format"]
-    longest = model.position.longest
-    if longest is not None and format_.max_length > longest:
+    causal = options["masking"].causal
+    if causal and options["task"].pair != "none":
         raise ValueError(
-            f"format.max_length is {format_.max_length} but model.position.length is {longest}; "
+            f"task.pair={options['task'].pair} is told from the first position, which under masking=causal has seen "
+            "nothing; choose task.pair=none"
+        )
+    needs = {f"task.pair={options['task'].pair}": options["task"].pair}
+    for name, node in config["evaluation"].items():
+        yardstick = build(node)
+        needs |= {f"evaluation.{name}": pair for _, pair in yardstick.needs()}
+        if yardstick.causal != causal:
+            reads = "from left to right" if yardstick.causal else "both ways"
+            raise ValueError(
+                f"evaluation.{name} measures models that read {reads}; choose "
+                f"evaluation={'[heldout_clm]' if causal else '[heldout_mlm,sentence_pairs]'}"
+            )
+    for who, pair in needs.items():
+        if pair != "none" and not format_.style.segments:
+            raise ValueError(
+                f"{who} needs sequences of two segments, and this format has one; choose format=segment_pair or "
+                "sentence_pair, or do without it (task.pair=none, evaluation=[heldout_mlm])"
+            )
+    longest = model.position.longest
+    length = max(length for _, length in schedule_of(config.get("lengths"), format_.max_length))
+    if longest is not None and length > longest:
+        key = "format.max_length" if config.get("lengths") is None else "the longest of lengths"
+        raise ValueError(
+            f"{key} is {length} but model.position.length is {longest}; "
             "shorten the sequences or enlarge the position table"
         )
     if config["batch_size"] < 1:
         raise ValueError(f"batch_size is {config['batch_size']}; it must be at least 1")
     trainer = options["trainer"]
-    if config["batch_size"] % (trainer.accumulate * trainer.devices):
+    batch_tokens = config.get("batch_tokens")
+    if batch_tokens is not None and batch_tokens < format_.max_length:
+        raise ValueError(
+            f"batch_tokens is {batch_tokens}, less than one sequence of format.max_length={format_.max_length}; "
+            "give more, or null to go by batch_size"
+        )
+    if batch_tokens is None and config["batch_size"] % (trainer.accumulate * trainer.devices):
         raise ValueError(
             f"batch_size {config['batch_size']} does not divide into trainer.accumulate={trainer.accumulate} "
             f"micro-batches on trainer.devices={trainer.devices}; choose a multiple of "
@@ -137,6 +168,7 @@ def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
     """
     from clozelab.data.examples import Examples
     from clozelab.data.pairs import pair_objective
+    from clozelab.data.phases import schedule_of
     from clozelab.data.store import Store, cache_dir, open_store
     from clozelab.running.start import check_vocabulary
 
@@ -153,15 +185,19 @@ def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
 
     for config in configs:
         source = json.dumps([config["corpus"], config["tokenizer"]], sort_keys=True)
-        format_ = json.dumps(config["format"], sort_keys=True)
+        schedule = schedule_of(config.get("lengths"), config["format"]["max_length"])
+        formats = [json.dumps(config["format"] | {"max_length": length}, sort_keys=True) for _, length in schedule]
         check_vocabulary(config)  # before a whole corpus is made into ids of another vocabulary
         opened(source)  # here, so that no single need is blamed for a corpus that cannot be read
-        task = build(config["task"])
+        task, masking = build(config["task"]), build(config["masking"])
+        masking.check(opened(source).tokenizer)
         needs = {("train", task.pair): f"task.pair={task.pair}"}
         for name, node in config["evaluation"].items():
             needs |= {need: f"evaluation.{name}" for need in build(node).needs() if need not in needs}
         for (split, pair), who in needs.items():
             try:
-                pair_objective(pair).check(cut(source, format_, split))
+                # Training passes through every length of a schedule; yardsticks have the last.
+                for format_ in formats if split == "train" else formats[-1:]:
+                    pair_objective(pair).check(cut(source, format_, split))
             except ValueError as error:
                 raise ValueError(f"{who}: {error}") from None

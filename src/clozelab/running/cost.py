@@ -58,6 +58,8 @@ def run_cost(config: dict[str, Any], tflops: float | None = None, with_memory: b
 
     validate(config)
     option, length, batch_size = build(config["model"]), config["format"]["max_length"], config["batch_size"]
+    if config["batch_tokens"] is not None:
+        batch_size = max(1, config["batch_tokens"] // length)
     targets, pair = build(config["masking"]).targets(length), config["task"]["pair"] != "none"
     vocab_size, trained = _vocabulary(config["tokenizer"])
     with torch.device("meta"):

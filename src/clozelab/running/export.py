@@ -43,6 +43,8 @@ def export(run: Path, target: Path) -> int:
             raise ValueError(f"{run} holds no {name}; give the directory of a run that has trained up to a checkpoint")
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     option = build(config["model"])
+    if build(config["masking"]).causal:
+        raise ValueError("Hugging Face's encoders read both ways: a run of masking=causal has no class there")
     tokenizer = read_tokenizer(run / "tokenizer.json")
     described = hf_config(option, tokenizer.vocab_size, tokenizer.pad_id)
     if family_of(option) in _NAMES_BORDERS:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tokenizers
 
+from clozelab.data.corpora.text import file_hash
 from clozelab.data.store import cache_dir
 from clozelab.data.tokenizers import Tokenizer
 from clozelab.models.encoder import EncoderOption
@@ -33,16 +34,21 @@ def start_folder(config: Mapping[str, Any]) -> Path | None:
 
 
 def pinned(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the content of the weights in place of their path, for the identity of a cell.
+    """The configuration with the content of files in place of their paths, for the identity of a cell.
 
     Raises:
-        ValueError: the folder holds no weights.
+        ValueError: the folder holds no weights, or a list of phrases is not there.
     """
-    folder = start_folder(config)
-    if folder is None:
-        return dict(config)
-    with _named():
-        return {**config, "init_from": weights_fingerprint(folder)}
+    pin = dict(config)
+    if (folder := start_folder(config)) is not None:
+        with _named():
+            pin["init_from"] = weights_fingerprint(folder)
+    selection = config["masking"].get("selection", {})
+    if path := selection.get("path"):
+        if not (file := Path(path).expanduser()).is_file():
+            raise ValueError(f"masking.selection.path: no file {path}")
+        pin["masking"] = config["masking"] | {"selection": selection | {"path": file_hash(file)}}
+    return pin
 
 
 def origin(folder: Path, weights: str) -> dict[str, str | None]:

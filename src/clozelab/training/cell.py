@@ -25,9 +25,10 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from clozelab import records
-from clozelab.data.batches import Batches, fixed_batches
+from clozelab.data.batches import fixed_batches
 from clozelab.data.loading import ClozeData, tensors
-from clozelab.data.masking.token import IGNORED, TokenMasking
+from clozelab.data.masking.causal import CausalTargets
+from clozelab.data.masking.cloze import IGNORED, ClozeMasking
 from clozelab.data.pairs import pair_objective
 from clozelab.data.store import cache_dir, data_fingerprint, open_store
 from clozelab.evaluation.yardstick import Measured, Subject
@@ -44,6 +45,7 @@ from clozelab.training.metric_log import MetricLog
 from clozelab.training.module import Diverged, PretrainingModule
 from clozelab.training.precision import choose_precision
 from clozelab.training.progress import CellProgress
+from clozelab.training.reading import reading
 
 log = logging.getLogger("clozelab")
 
@@ -100,12 +102,16 @@ def _run_cell(directory: Path) -> records.Record | None:
     store = open_store(corpus, tokenizer_option, cache_dir())
     if rank_zero:
         store.tokenizer.save(directory)  # the weights mean nothing without it
-    format_, masking, task = build(config["format"]), build(config["masking"]), build(config["task"])
-    train_examples = format_.examples(store, "train")
-    model_option = build(config["model"])
-    objective = pair_objective(task.pair)
-    has_pair_head = objective.labels is not None
-    model = PretrainingModel(model_option, store.tokenizer.vocab_size, store.tokenizer.pad_id, pair=has_pair_head)
+    task, read = build(config["task"]), reading(config, store)
+    format_, train_examples = read.last.format, read.last.examples
+    tokenizer, has_pair_head = store.tokenizer, pair_objective(task.pair).labels is not None
+    model = PretrainingModel(
+        build(config["model"]),
+        tokenizer.vocab_size,
+        tokenizer.pad_id,
+        pair=has_pair_head,
+        causal=read.last.masking.causal,
+    )
     initialise(model, config["seed"])
     checkpoint = directory / CHECKPOINT
     if (folder := start_folder(config)) is not None:
@@ -113,12 +119,13 @@ def _run_cell(directory: Path) -> records.Record | None:
         if not checkpoint.exists():  # which holds what became of those weights
             start_from(folder, model)
     parameters = cost.parameters(model)
-    log.info("data: %s; %d training sequences", store.path, train_examples.n)
+    for first, batches in zip(read.phases.first_steps, read.phases.phases, strict=True):
+        what = (batches.examples.n, batches.format.max_length, batches.batch_size)
+        log.info("data: %s; from step %d on %d sequences of %d, %d a step", store.path, first, *what)
     log.info("model: %s parameters", f"{parameters['unique']:,}")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(trainer_option.precision, device.type)
-    targets = masking.targets(format_.max_length)
     module = PretrainingModule(
         model=model,
         optimizer=build(config["optimizer"]),
@@ -128,9 +135,7 @@ def _run_cell(directory: Path) -> records.Record | None:
         seed=config["seed"],
         accumulate=trainer_option.accumulate,
         log_every=trainer_option.log_every,
-        flops_per_step=cost.flops(
-            model_option, config["batch_size"], format_.max_length, store.tokenizer.vocab_size, targets, has_pair_head
-        ),
+        flops_of=read.flops_of,
         precision=precision,
         device=device,
     )
@@ -144,10 +149,8 @@ def _run_cell(directory: Path) -> records.Record | None:
             module.load_state_dict(saved["state_dict"])
             module.on_load_checkpoint(saved)
             log.info("resuming %s at step %d", checkpoint, start_step)
-        batches = Batches(store, train_examples, format_, objective, masking, config["seed"], config["batch_size"])
-        data = ClozeData(
-            batches, ENDLESS, start_step, workers=trainer_option.num_workers, pin_memory=device.type == "cuda"
-        )
+        on_gpu = device.type == "cuda"
+        data = ClozeData(read.phases, ENDLESS, start_step, workers=trainer_option.num_workers, pin_memory=on_gpu)
         metric_log = MetricLog(directory)
         metric_log.rewind(start_step)
         tracked = tracker.start(directory, identity, config) if rank_zero else None
@@ -258,10 +261,17 @@ def measure(
         examples_of["validation"] = format_.examples(store, "validation")
 
     def batches(
-        split: str, *, pair: str = "none", masked: bool = True, seed: int = 0, limit: int, rate: float = 0.15
+        split: str,
+        *,
+        pair: str = "none",
+        masked: bool = True,
+        seed: int = 0,
+        limit: int,
+        rate: float = 0.15,
+        causal: bool = False,
     ) -> Iterator[dict[str, Tensor]]:
         examples = examples_of[split]
-        masking = TokenMasking(rate=rate)
+        masking: ClozeMasking | CausalTargets = CausalTargets() if causal else ClozeMasking(rate=rate)
         for batch in fixed_batches(
             store, examples, format_, pair_objective(pair), masking, seed, EVALUATION_BATCH, limit
         ):

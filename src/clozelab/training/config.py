@@ -17,9 +17,15 @@ class RunConfig:
     """Seed of every draw: initial values, order, pairs, masks, dropout."""
     batch_size: int = 64
     """Sequences a step, over all devices and micro-batches."""
+    batch_tokens: int | None = None
+    """Non-pad tokens a step, in place of batch_size: as many sequences as have so many on average. Formats of unequal
+    length then see the same tokens a step."""
     init_from: str | None = None
     """Folder in the Hugging Face layout (of `clozelab export` or `save_pretrained`) whose weights the run starts from;
     null: initial values are drawn. `model` and `tokenizer` must be those of the folder: see `clozelab import`."""
+    lengths: list[Any] | None = None
+    """A length schedule: pairs of a share of the budget and the positions of sequences until then, for example
+    [[0.9,128],[1,512]]; null: format.max_length all along."""
     runs_dir: str = "runs"
     """Where run directories are made."""
     claim: str | None = None

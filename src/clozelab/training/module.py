@@ -39,7 +39,7 @@ class PretrainingModule(pl.LightningModule):
         seed: of the dropout stream.
         accumulate: micro-batches a step.
         log_every: optimiser steps between two rows of the log.
-        flops_per_step: floating-point operations of one step, for the FLOP counter.
+        flops_of: floating-point operations of a step by its number, for the FLOP counter.
         precision: "bf16" or "fp32".
         device: where the model runs.
     """
@@ -54,7 +54,7 @@ class PretrainingModule(pl.LightningModule):
         seed: int,
         accumulate: int,
         log_every: int,
-        flops_per_step: float,
+        flops_of: Callable[[int], float],
         precision: str,
         device: torch.device,
     ) -> None:
@@ -68,7 +68,7 @@ class PretrainingModule(pl.LightningModule):
         self.seed = seed
         self.accumulate = accumulate
         self.log_every = log_every
-        self.flops_per_step = flops_per_step
+        self.flops_of = flops_of
         self.precision_name = precision
         self.autocast: Callable[[], AbstractContextManager[object]] = lambda: autocast(precision, device.type)
         self.spent = Spent()
@@ -130,12 +130,12 @@ class PretrainingModule(pl.LightningModule):
 
         now = time.perf_counter()
         spent = self.spent
+        spent.flops += self.flops_of(spent.steps)
         spent.steps += 1
         spent.tokens += rows * batch["input_ids"].shape[1]
         spent.nonpad_tokens += nonpad
         spent.targets += targets
         spent.examples += rows
-        spent.flops += self.flops_per_step
         spent.seconds += now - self._clock
         self._add_to_window(seconds=now - self._clock, tokens=nonpad, targets=targets, rows=rows)
         self._clock = now

@@ -1,0 +1,1 @@
+"""What is hidden together: one file a selection, an option of the group `masking/selection`."""
