@@ -114,6 +114,12 @@ def test_bert_vocabulary(tmp_path: Path) -> None:
     assert unused in made.special_ids  # never a random replacement
 
 
+def test_the_chinese_vocabulary_holds_signs_that_end_lines_elsewhere(tmp_path: Path) -> None:
+    made = FileOption(path=str(shared("vocab", "bert-base-chinese-vocab.txt"))).load(list, "", tmp_path)
+    assert (made.vocab_size, made.pad_id, made.mask_id) == (21128, 0, 103)
+    assert len(made.encode_batch(["宝玉笑道"])[0]) == 4
+
+
 def test_gpt2_vocabulary_lacks_special_tokens(tmp_path: Path) -> None:
     vocab, merges = shared("vocab", "gpt2-encoder.json"), shared("vocab", "gpt2-vocab.bpe")
     with pytest.raises(ValueError, match=r"gpt2-encoder\.json: the vocabulary lacks .*<mask>.*add them"):

@@ -324,7 +324,8 @@ class FileOption(TokenizerOption):
 
     def _vocab_txt(self, path: Path) -> Tokenizer:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            # Not `splitlines`: a vocabulary may hold signs that Unicode calls line breaks too.
+            lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text (byte {error.start})") from None
         vocabulary = {line.rstrip("\r"): number for number, line in enumerate(lines)}
