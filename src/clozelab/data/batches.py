@@ -52,6 +52,8 @@ class Batches:
 
         The order is never made as a whole: a block of it is, and the last few that were asked for are kept.
         """
+        if len(places) and places[0] // _BLOCK == places[-1] // _BLOCK:
+            return self._block(epoch, int(places[0]) // _BLOCK)[places % _BLOCK]
         found = np.empty(len(places), dtype=np.int64)
         for block in np.unique(places // _BLOCK).tolist():
             here = places // _BLOCK == block
@@ -71,6 +73,9 @@ class Batches:
     def rows(self, step: int, rank: int = 0, world: int = 1) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """(epoch, examples) of batch `step` in row order, one entry an epoch; of all rows, those of one rank."""
         g_B = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[rank::world]
+        n = self.examples.n
+        if len(g_B) and (epoch := int(g_B[0]) // n) == int(g_B[-1]) // n:
+            return [(epoch, self.order(epoch, g_B - epoch * n))]
         epoch_B, place_B = np.divmod(g_B, self.examples.n)
         return [(int(e), self.order(int(e), place_B[epoch_B == e])) for e in np.unique(epoch_B)]
 

@@ -61,10 +61,8 @@ def lay_out(
     begin_R = row_R * S + before_R - before_R[first_R][np.cumsum(first_R) - 1]
     text_R = begin_R + opened_R
 
-    base_R = np.cumsum(length_R) - length_R
-    k_T = np.arange(int(length_R.sum()))
-    from_T = k_T + np.repeat(source_R - base_R, length_R)
-    at_T = k_T + np.repeat(text_R - base_R, length_R)
+    at_T = _spread(text_R, length_R)
+    from_T = at_T + np.repeat(source_R - text_R, length_R)
     text_T = store.ids[from_T]
 
     ids = np.full(B * S, tokenizer.pad_id, dtype=np.int64)
@@ -78,7 +76,6 @@ def lay_out(
     attention_BS = np.arange(S) < end_B[:, None]
     made: dict[str, npt.NDArray] = {
         "input_ids": ids.reshape(B, S),
-        "segment_ids": np.zeros((B, S), dtype=np.int64),
         "attention_mask": attention_BS,
         "maskable": maskable.reshape(B, S),
     }
@@ -86,6 +83,8 @@ def lay_out(
         second_B = np.full(B, S)
         second_B[row_R[~first_R]] = (begin_R - row_R * S)[~first_R]
         made["segment_ids"] = ((np.arange(S) >= second_B[:, None]) & attention_BS).astype(np.int64)
+    else:
+        made["segment_ids"] = np.zeros((B, S), dtype=np.int64)
     if style.apart:
         at_P = _spread(begin_R, size_R)
         position, document = np.zeros(B * S, dtype=np.int64), np.zeros(B * S, dtype=np.int64)

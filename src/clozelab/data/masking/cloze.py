@@ -151,8 +151,8 @@ class ClozeMasking:
         K = self.targets(S)
         turn = epoch // self.refresh
         key = (turn if self.copies is None else turn % self.copies,)
-        count_B = self._counts(maskable_BS.sum(axis=1), S, step, seed, stream, key, example_ids)
-        slots = int(count_B.max(initial=0))
+        count_B = self._counts(np.count_nonzero(maskable_BS, axis=1), S, step, seed, stream, key, example_ids)
+        slots = int(count_B.max()) if B else 0
         draws = seeds.bits(seed, stream, key, example_ids, S + max(K, slots))
         order_BS, fate_BC = draws[:, :S], draws[:, S : S + slots]
         if isinstance(self.selection, TokenSelection):
