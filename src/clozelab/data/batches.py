@@ -23,6 +23,7 @@ from clozelab.data.store import Store
 Batch = dict[str, npt.NDArray]
 
 _BLOCK = 4096  # places of an epoch's order that are computed at a time
+_ROWS = 256  # about as many rows of small batches are made at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +73,43 @@ class Batches:
 
     def rows(self, step: int, rank: int = 0, world: int = 1) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """(epoch, examples) of batch `step` in row order, one entry an epoch; of all rows, those of one rank."""
-        g_B = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[rank::world]
+        return self._rows(step, 1, rank, world)
+
+    def _rows(self, step: int, steps: int, rank: int, world: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """The same of `steps` batches from `step` on, one after another."""
         n = self.examples.n
+        g_SB = np.arange(step * self.batch_size, (step + steps) * self.batch_size).reshape(steps, self.batch_size)
+        g_B = g_SB[:, rank::world].ravel()
         if len(g_B) and (epoch := int(g_B[0]) // n) == int(g_B[-1]) // n:
             return [(epoch, self.order(epoch, g_B - epoch * n))]
-        epoch_B, place_B = np.divmod(g_B, self.examples.n)
+        epoch_B, place_B = np.divmod(g_B, n)
         return [(int(e), self.order(int(e), place_B[epoch_B == e])) for e in np.unique(epoch_B)]
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
-        """Batch `step` (from 0); under `world` ranks, the rows rank, rank + world, ... of it."""
-        parts = [self._make(epoch, indices, step) for epoch, indices in self.rows(step, rank, world)]
-        if len(parts) == 1:
-            return parts[0]
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        """Batch `step` (from 0); under `world` ranks, the rows rank, rank + world, ... of it.
+
+        A few small batches are made in one go and kept: whole-array operations cost the same for some rows more.
+        """
+        steps = 1 if self.masking.by_step else max(1, _ROWS // self.batch_size)
+        first = step // steps * steps
+        made = self._together(first, steps, rank, world)
+        rows = len(made["example_ids"]) // steps
+        here = slice((step - first) * rows, (step - first + 1) * rows)
+        return {key: value[here] for key, value in made.items()}
+
+    @functools.cached_property
+    def _kept(self) -> dict[tuple[int, int, int], Batch]:
+        return {}
+
+    def _together(self, first: int, steps: int, rank: int, world: int) -> Batch:
+        kept = self._kept
+        if (first, rank, world) not in kept:
+            kept.clear()
+            parts = [self._make(epoch, indices, first) for epoch, indices in self._rows(first, steps, rank, world)]
+            whole = parts[0] if len(parts) == 1 else None
+            joined = whole or {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+            kept[first, rank, world] = joined
+        return kept[first, rank, world]
 
     def nonpad_tokens(self, step: int) -> int:
         """Positions of batch `step` that are not padding, special tokens included, without making the batch."""

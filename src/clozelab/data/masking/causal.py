@@ -24,6 +24,7 @@ class CausalTargets:
     """The next token, at every place."""
 
     causal: ClassVar[bool] = True
+    by_step: ClassVar[bool] = False
     needs_words: ClassVar[bool] = False
 
     def check(self, tokenizer: Tokenizer) -> None:

@@ -101,6 +101,11 @@ class ClozeMasking:
             raise ValueError(f"masking.refresh is {self.refresh}; give 1 or more epochs")
 
     @property
+    def by_step(self) -> bool:
+        """Whether masks depend on the step, and not on example and epoch alone."""
+        return self.rate_law == "linear"
+
+    @property
     def needs_words(self) -> bool:
         """Whether `__call__` must be told where words begin."""
         return self.selection.needs_words
