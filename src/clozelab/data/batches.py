@@ -106,9 +106,9 @@ class Batches:
         if (first, rank, world) not in kept:
             kept.clear()
             parts = [self._make(epoch, indices, first) for epoch, indices in self._rows(first, steps, rank, world)]
-            whole = parts[0] if len(parts) == 1 else None
-            joined = whole or {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-            kept[first, rank, world] = joined
+            if len(parts) > 1:
+                parts = [{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}]
+            (kept[first, rank, world],) = parts
         return kept[first, rank, world]
 
     def nonpad_tokens(self, step: int) -> int:

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers.processors
-import torch
-import yaml
 from safetensors.torch import save_file
 
 from clozelab import records
-from clozelab.data.tokenizers import Tokenizer, read_tokenizer
+from clozelab.data.tokenizers import Tokenizer
 from clozelab.models.encoder import EncoderOption
 from clozelab.models.hf import family_of, hf_config, to_hf_state
 from clozelab.models.pretrained import CELL, WEIGHTS
 from clozelab.options import build
-from clozelab.running.directories import CHECKPOINT, check_room
+from clozelab.running.directories import check_room
 from clozelab.running.model_card import model_card
+from clozelab.running.trained import read_trained
 
 # The families whose configuration names the ids of these tokens.
 _NAMES_BORDERS = ("roberta", "albert", "modernbert")
@@ -38,22 +37,15 @@ def export(run: Path, target: Path) -> int:
         ValueError: `run` is no such directory, `target` holds something, or the encoder has a setting that Hugging Face
             cannot express, which is named; nothing was written.
     """
-    for name in ("config.yaml", CHECKPOINT, "tokenizer.json"):
-        if not (run / name).is_file():
-            raise ValueError(f"{run} holds no {name}; give the directory of a run that has trained up to a checkpoint")
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config, tokenizer, ours, spent = read_trained(run)
     option = build(config["model"])
     if build(config["masking"]).causal:
         raise ValueError("Hugging Face's encoders read both ways: a run of masking=causal has no class there")
-    tokenizer = read_tokenizer(run / "tokenizer.json")
     described = hf_config(option, tokenizer.vocab_size, tokenizer.pad_id)
     if family_of(option) in _NAMES_BORDERS:
         described |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
     if family_of(option) == "modernbert":
         described |= {"cls_token_id": tokenizer.cls_id, "sep_token_id": tokenizer.sep_id}
-    saved = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=True, mmap=True)
-    prefix = "model."
-    ours = {name.removeprefix(prefix): value for name, value in saved["state_dict"].items() if name.startswith(prefix)}
     weights = {name: value.contiguous() for name, value in to_hf_state(ours, option).items()}
     record = next(iter(records.read_records(run / "record.json")), None)
 
@@ -66,7 +58,7 @@ def export(run: Path, target: Path) -> int:
         _write_tokenizer(folder, tokenizer, option, config["format"]["max_length"])
         if record is not None:
             shutil.copyfile(run / "record.json", folder / "record.json")
-        card = model_card(config, option, record, dict(saved["spent"]), described["model_type"], tokenizer)
+        card = model_card(config, option, record, spent, described["model_type"], tokenizer)
         (folder / "README.md").write_text(card, encoding="utf-8")
     print(f"{target}: {described['architectures'][0]}, {sum(value.numel() for value in weights.values()):,} parameters")
     return 0

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 from rich.text import Text
 
-from clozelab.data.tokenizers import Tokenizer, read_tokenizer
+from clozelab.data.tokenizers import Tokenizer
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
-from clozelab.running.directories import CHECKPOINT
+from clozelab.running.trained import read_trained
 
 
 def fill(run: Path, texts: list[str], top: int) -> int:
@@ -49,15 +48,9 @@ def fill(run: Path, texts: list[str], top: int) -> int:
 
 def load(run: Path) -> tuple[PretrainingModel, Tokenizer]:
     """The model of a run's newest checkpoint, in evaluation mode, and its tokenizer."""
-    for name in ("config.yaml", CHECKPOINT, "tokenizer.json"):
-        if not (run / name).is_file():
-            raise ValueError(f"{run} holds no {name}; give the directory of a run that has trained up to a checkpoint")
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config, tokenizer, state, _ = read_trained(run)
     if build(config["masking"]).causal:
         raise ValueError(f"{run} was trained from left to right (masking=causal): it cannot see what is behind a mask")
-    tokenizer = read_tokenizer(run / "tokenizer.json")
-    saved = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=True)
-    state = {name.removeprefix("model."): value for name, value in saved["state_dict"].items()}
     has_pair = any(name.startswith("pair.") for name in state)
     model = PretrainingModel(build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id, pair=has_pair)
     model.load_state_dict(state)
