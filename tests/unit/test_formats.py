@@ -1,16 +1,12 @@
 """Every format against the plain way of making it: which sentences stand in which row, and what a row looks like."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from datahelp import small_store
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from clozelab.data.cutting import greedy
 from clozelab.data.examples import Examples
 from clozelab.data.format import FormatOption
 from clozelab.data.formats.doc_sentences import DocSentences
@@ -149,19 +145,6 @@ def test_short_segments_are_as_many_as_asked_for_and_their_neighbours_know_nothi
     for bad in (-0.1, 1.1):
         with pytest.raises(ValueError, match=r"format\.short_seq_prob is"):
             SegmentPair(64, short_seq_prob=bad)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 50), max_size=40), st.data())
-def test_greedy_with_budgets_of_their_own(lengths: list[int], data: Any) -> None:
-    budgets = data.draw(st.lists(st.integers(2, 30), min_size=len(lengths), max_size=len(lengths)))
-    borders = greedy(np.asarray(lengths, dtype=np.int64), np.asarray(budgets, dtype=np.int64))
-    assert borders[0] == 0
-    assert borders[-1] == len(lengths)
-    for first, last in itertools.pairwise(borders):
-        assert last == first + 1 or sum(lengths[first:last]) <= budgets[first]
-        if last < len(lengths):
-            assert sum(lengths[first : last + 1]) > budgets[first]
 
 
 def test_a_split_without_an_example_is_named(store: Store, tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
 """SEGMENT-PAIR: where documents are cut, what is paired, how a sequence looks."""
 
-import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 from datahelp import small_store
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clozelab.data.corpora.text import Text
 from clozelab.data.formats.segment_pair import CUTS, SegmentPair
@@ -18,27 +15,6 @@ from clozelab.data.tokenizers import WordPieceOption
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return small_store(tmp_path_factory.mktemp("store"))
-
-
-@given(st.lists(st.integers(1, 60), max_size=50), st.integers(5, 40))
-def test_greedy_fills_as_far_as_it_can(lengths: list[int], budget: int) -> None:
-    borders = CUTS["greedy"](np.asarray(lengths, dtype=np.int64), np.full(len(lengths), budget))
-    assert borders[0] == 0
-    assert borders[-1] == len(lengths)
-    for first, last in itertools.pairwise(borders):
-        assert last > first
-        total = sum(min(n, budget) for n in lengths[first:last])
-        assert total <= budget
-        assert last == len(lengths) or total + min(lengths[last], budget) > budget
-
-
-@given(st.lists(st.integers(1, 60), max_size=50), st.integers(5, 40))
-def test_reach_ends_with_the_sentence_that_reaches(lengths: list[int], budget: int) -> None:
-    borders = CUTS["reach"](np.asarray(lengths, dtype=np.int64), np.full(len(lengths), budget))
-    wanted = budget * 3 // 5
-    for first, last in itertools.pairwise(borders):
-        assert sum(lengths[first:last]) >= wanted > sum(lengths[first : last - 1])
-    assert sum(lengths[borders[-1] :]) < wanted
 
 
 @pytest.mark.parametrize("cut", sorted(CUTS))

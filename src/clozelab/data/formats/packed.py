@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from clozelab.data.cutting import cut_documents, greedy
+from clozelab.data.cutting import Ints, cut_documents, greedy, rows_in_blocks
 from clozelab.data.examples import Examples
 from clozelab.data.format import FormatOption, nothing
 from clozelab.data.formats.doc_sentences import grouped
@@ -32,10 +32,17 @@ class Packed(FormatOption):
         segments = cut_documents(store, split, greedy, self.max_length - 2)
         if len(segments.tokens) == 0:
             raise nothing(store, split, "sequence", "a sentence")
-        ends_M = np.concatenate([[0], np.cumsum(segments.tokens[:, 1] - segments.tokens[:, 0] + 2)])
-        # The next row begins with the first piece that does not fit into this one.
-        next_M = (np.searchsorted(ends_M, ends_M[:-1] + self.max_length, side="right") - 1).tolist()
-        begins = [0]
-        while begins[-1] < len(next_M):
-            begins.append(next_M[begins[-1]])
-        return grouped(store, split, segments, np.diff(np.asarray(begins)))
+
+        def next_of(first: int, last: int) -> Ints:
+            # The next row begins with the first piece that does not fit into this one.
+            tokens_M2 = segments.tokens[first:last]
+            size_M = tokens_M2[:, 1] - tokens_M2[:, 0] + 2
+            ends_M = np.cumsum(size_M)
+            next_M: Ints = np.searchsorted(ends_M, ends_M - size_M + self.max_length, side="right")
+            return next_M
+
+        sizes = [
+            np.diff(np.append(begins, last - first))
+            for first, last, begins in rows_in_blocks(len(segments.tokens), next_of)
+        ]
+        return grouped(store, split, segments, np.concatenate(sizes))

@@ -59,8 +59,9 @@ def paired(store: Store, split: str, segments: Segments) -> Examples:
     """Segments (0, 1), (2, 3), ... of each document."""
     pairs_D = segments.counts // 2
     base_D = np.cumsum(segments.counts) - segments.counts
-    k_N = np.arange(pairs_D.sum()) - np.repeat(np.cumsum(pairs_D) - pairs_D, pairs_D)
-    first_N = np.repeat(base_D, pairs_D) + 2 * k_N
+    # Two segments a pair, and before a document's first one whatever was left over of the documents before it.
+    first_N = np.repeat(base_D - 2 * (np.cumsum(pairs_D) - pairs_D), pairs_D)
+    first_N += 2 * np.arange(len(first_N))
     return Examples(
         segments=segments.tokens,
         segment_document=segments.document,
