@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import re
 from pathlib import Path
 
 import datasets
@@ -19,7 +20,7 @@ from clozelab.data.corpora.grouping import by_heading
 from clozelab.data.corpora.hub import Hub
 from clozelab.data.corpora.sotu import Sotu, without_stage_marks
 from clozelab.data.corpora.text import Text
-from clozelab.data.corpus import canonical, sentences, split_of
+from clozelab.data.corpus import ContentHash, blank, canonical, content_hash, paragraphs, sentences, split_of
 from clozelab.data.describe import describe
 from clozelab.data.tokenizers import WordPieceOption
 from clozelab.options import build, discover
@@ -296,3 +297,55 @@ def test_describe_counts_and_warns(tmp_path: Path) -> None:
     assert told["splits"]["train"]["duplicate_documents"] == 1
     assert any("one sentence" in warning for warning in told["warnings"])
     assert any("repeat" in warning for warning in told["warnings"])
+
+
+@given(st.text(alphabet=st.sampled_from("ab \t\n\r\x0b\x1c\x85\xa0\u2028\u3000\ufeff\u200b.😀")))
+def test_paragraphs_are_those_of_the_rule(text: str) -> None:
+    # The rule as it reads, without the ways round it: part at blank lines, one space for any white space.
+    plain = text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
+    parted = (" ".join(part.split()) for part in re.split(r"\n[^\S\n]*(?:\n[^\S\n]*)+", plain))
+    assert canonical(text) == "\n\n".join(part for part in parted if part)
+    assert blank(text) == (canonical(text) == "")
+    made = ContentHash()
+    for paragraph in paragraphs(text):
+        made.add(paragraph)
+    assert made.value == content_hash(canonical(text))
+    assert made.bytes == len(canonical(text).encode())
+
+
+def test_every_source_tells_how_far_it_was_read(tmp_path: Path) -> None:
+    row = json.dumps({"text": "Some text stands here. And more."}) + "\n"
+    (tmp_path / "a.jsonl").write_text(row * 20_000)
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": f"{n * 7919 % 1000003} {n}"}) + "\n" for n in range(20_000))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x y"] * 3000}), tmp_path / "c.parquet", row_group_size=500)
+    (tmp_path / "d.txt").write_text("One.\n\nTwo.\n\n" * 5000)
+    for name in ("a.jsonl", "b.jsonl.gz", "d.txt"):
+        path = tmp_path / name
+        done = [d.done for d in Text(paths=[str(path)], document_separator="blank_line").read()]
+        assert all(share is not None for share in done)
+        assert done == sorted(done)
+        assert 0 < done[0] < 0.3
+        assert abs(done[len(done) // 2] - 0.5) < 0.3
+        assert done[-1] == pytest.approx(1, abs=0.01)
+    both = [d.done for d in Text(paths=[str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl.gz")]).read()]
+    sizes = [(tmp_path / name).stat().st_size for name in ("a.jsonl", "b.jsonl.gz")]
+    assert both[19_999] == pytest.approx(sizes[0] / sum(sizes), abs=0.02)
+    assert both[-1] == pytest.approx(1, abs=0.01)
+    for streaming in (False, True):
+        hub = Hub(path="x", data_files=[str(tmp_path / "c.parquet")], streaming=streaming)
+        shares = [d.done for d in hub.read()]
+        assert len(shares) == 3000
+        expected = [1 / 3000, 1001 / 3000, 2001 / 3000]
+        # Of a stream the number of rows may not be known; then nothing is.
+        assert shares[::1000] == pytest.approx(expected) or (streaming and set(shares) == {None})
+    few = Hub(path="x", data_files=[str(tmp_path / "c.parquet")], streaming=True, max_documents=4)
+    assert [d.done for d in few.read()] == [0.25, 0.5, 0.75, 1.0]
+    sotu = [d.done for d in Sotu().read()]
+    assert sotu[-1] == 1
+    assert sotu == sorted(sotu)
+    assert all(
+        share is not None and 0 <= share <= 1
+        for d in Text(paths=[str(tmp_path / "c.parquet")]).read()
+        for share in [d.done]
+    )

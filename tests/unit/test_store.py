@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from datahelp import small_corpus, small_store
 
+from clozelab.data import pieces
 from clozelab.data import store as store_module
 from clozelab.data.corpora.sotu import Sotu
 from clozelab.data.corpora.text import Text
@@ -54,7 +55,7 @@ def test_second_open_is_a_hit_and_changes_miss(tmp_path: Path) -> None:
 def test_batches_of_sentences_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = small_corpus(tmp_path / "text")
     one = open_store(corpus, TOKENIZER, tmp_path / "1")
-    monkeypatch.setattr(store_module, "_BATCH", 7)
+    monkeypatch.setattr(pieces, "BATCH", 7)
     two = open_store(corpus, TOKENIZER, tmp_path / "2")
     for file in one.path.iterdir():
         assert file.read_bytes() == (two.path / file.name).read_bytes(), file.name
@@ -89,11 +90,15 @@ def test_two_processes_build_one_store(tmp_path: Path) -> None:
 def test_a_killed_build_leaves_nothing_usable(tmp_path: Path) -> None:
     corpus = small_corpus(tmp_path / "text")
     cache = tmp_path / "cache"
-    beside = cache / f".{data_fingerprint(corpus, TOKENIZER)}.999"
-    beside.mkdir(parents=True)
-    (beside / "ids.bin").write_bytes(b"half")
-    assert not open_store(corpus, TOKENIZER, cache).hit
-    assert not beside.exists()
+    fingerprint = data_fingerprint(corpus, TOKENIZER)
+    for name in (f".{fingerprint}.999", f".{fingerprint}.unfinished"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "ids.bin").write_bytes(b"half")
+    store = open_store(corpus, TOKENIZER, cache)
+    assert not store.hit
+    assert not list(cache.glob(f".{fingerprint}.*"))
+    whole = open_store(corpus, TOKENIZER, tmp_path / "whole")
+    assert np.array_equal(store.ids, whole.ids)
 
 
 def test_a_failed_build_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +109,7 @@ def test_a_failed_build_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_build", full)
+        patch.setattr(store_module, "build", full)
         with pytest.raises(ValueError, match=f"no room in the cache folder {cache}"):
             open_store(corpus, TOKENIZER, cache)
     assert not [path for path in cache.iterdir() if path.name.startswith(".")]

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import heapq
 import importlib.metadata
+import itertools
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,21 +42,81 @@ class Document(NamedTuple):
     split: str
     content: int
     """64-bit hash of the canonical text; equal texts have equal numbers."""
+    done: float | None = None
+    """Share of the source (0 to 1) that was read when this document was; None where the source has no known end."""
+
+
+class Raw(NamedTuple):
+    """One document as its source has it."""
+
+    id: str
+    text: str
+    done: float | None
+    """As in `Document`."""
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a document in canonical form, one at a time: a text of any size is never held a second time."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
+    begin = 0
+    for border in _blank_lines.finditer(text):
+        if paragraph := _one_line(text[begin : border.start()]):
+            yield paragraph
+        begin = border.end()
+    if paragraph := _one_line(text[begin:]):
+        yield paragraph
+
+
+def _one_line(text: str) -> str:
+    # The only printable white space is the space: most paragraphs are seen to be in order without being taken apart.
+    if text.isprintable() and "  " not in text:
+        return text.strip(" ")
+    return " ".join(text.split())
 
 
 def canonical(text: str) -> str:
     """Paragraphs parted by one blank line, every other run of white space one space; "" when there is no word."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
-    paragraphs = (" ".join(paragraph.split()) for paragraph in _blank_lines.split(text))
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+    return "\n\n".join(paragraphs(text))
+
+
+def blank(text: str) -> bool:
+    """Whether the canonical text is empty, without making it."""
+    text = text.lstrip("\ufeff")
+    return not text or text.isspace()
+
+
+class ContentHash:
+    """64-bit BLAKE2b of a canonical text, fed a paragraph at a time."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.blake2b(digest_size=8)
+        self.bytes = 0
+        """bytes of the canonical text so far, in UTF-8"""
+
+    def add(self, paragraph: str) -> None:
+        """The next paragraph."""
+        data = paragraph.encode("utf-8", "surrogatepass")
+        if self.bytes:
+            self._state.update(b"\n\n")
+            self.bytes += 2
+        self._state.update(data)
+        self.bytes += len(data)
+
+    @property
+    def value(self) -> int:
+        """The hash of the paragraphs so far."""
+        return int.from_bytes(self._state.digest(), "little")
 
 
 def content_hash(text: str) -> int:
-    """64-bit BLAKE2b of the text."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    """64-bit BLAKE2b of a canonical text."""
+    made = ContentHash()
+    made.add(text)
+    return made.value
 
 
-def _split_of_hash(content: int, validation: float, test: float) -> str:
+def split_of_hash(content: int, validation: float, test: float) -> str:
+    """The split of a document by its content hash: "train", "validation" or "test"."""
     share = content / 2.0**64
     if share < validation:
         return "validation"
@@ -64,15 +125,18 @@ def _split_of_hash(content: int, validation: float, test: float) -> str:
 
 def split_of(text: str, validation: float, test: float) -> str:
     """The split of a document, by the hash of its canonical text: "train", "validation" or "test"."""
-    return _split_of_hash(content_hash(canonical(text)), validation, test)
+    return split_of_hash(content_hash(canonical(text)), validation, test)
+
+
+def sentences_of(paragraph: str, language: str) -> list[str]:
+    """The sentences of a canonical paragraph in order, stripped, none empty."""
+    found = (sentence.strip() for sentence in sentencex.segment(language, paragraph))
+    return [sentence for sentence in found if sentence]
 
 
 def sentences(text: str, language: str) -> list[str]:
     """The sentences of a document in order, stripped, none empty; a sentence never crosses a paragraph border."""
-    found = (
-        sentence.strip() for paragraph in text.split("\n\n") for sentence in sentencex.segment(language, paragraph)
-    )
-    return [sentence for sentence in found if sentence]
+    return [sentence for paragraph in text.split("\n\n") for sentence in sentences_of(paragraph, language)]
 
 
 @functools.cache
@@ -113,8 +177,8 @@ class CorpusOption:
         """How messages call this corpus."""
         return type(self).__name__
 
-    def source(self) -> Iterator[tuple[str, str]]:
-        """(id, text) of every document in order, as the source has it.
+    def source(self) -> Iterator[Raw]:
+        """Every document in order, as the source has it, with the share of the source read so far where that is known.
 
         Raises:
             ValueError: the source is missing, empty or broken; one line that names it and the way out.
@@ -130,33 +194,52 @@ class CorpusOption:
         settings = (self.language, self.validation, self.test, self.train_documents)
         return digest(DATA_VERSION, package_version("sentencex"), self.source_fingerprint(), settings)
 
-    def _read(self) -> Iterator[Document]:
+    def _written(self) -> Iterator[Raw]:
+        """The source's documents that have a word in them."""
         count = 0
-        for identifier, raw in self.source():
-            text = canonical(raw)
-            if text:
+        for raw in self.source():
+            if not blank(raw.text):
                 count += 1
-                content = content_hash(text)
-                yield Document(identifier, text, _split_of_hash(content, self.validation, self.test), content)
+                yield raw
         if count == 0:
             raise ValueError(f"corpus {self.title} holds no document with a word in it")
 
-    def read(self) -> Iterator[Document]:
-        """Every document in order, streamed: the source is read through once (twice under `train_documents`)."""
-        if self.train_documents is None:
-            yield from self._read()
-            return
-        every = enumerate(self._read())
-        training = ((document.content, number) for number, document in every if document.split == "train")
-        kept = {number for _, number in heapq.nsmallest(self.train_documents, training)}
-        if len(kept) < self.train_documents:
+    def _hashed(self, raw: Raw) -> Document:
+        text = canonical(raw.text)
+        content = content_hash(text)
+        return Document(raw.id, text, split_of_hash(content, self.validation, self.test), content, raw.done)
+
+    def _kept(self) -> bytearray:
+        """Per document with a word in it, whether `train_documents` keeps it: one byte a document."""
+        assert self.train_documents is not None
+        kept = bytearray()
+
+        def training() -> Iterator[tuple[int, int]]:
+            for number, raw in enumerate(self._written()):
+                document = self._hashed(raw)
+                kept.append(document.split != "train")
+                if document.split == "train":
+                    yield document.content, number
+
+        chosen = heapq.nsmallest(self.train_documents, training())
+        if len(chosen) < self.train_documents:
             raise ValueError(
-                f"corpus.train_documents is {self.train_documents}, but corpus {self.title} has only {len(kept)} "
+                f"corpus.train_documents is {self.train_documents}, but corpus {self.title} has only {len(chosen)} "
                 "training documents; give fewer, or null for all"
             )
-        for number, document in enumerate(self._read()):
-            if document.split != "train" or number in kept:
-                yield document
+        for _, number in chosen:
+            kept[number] = True
+        return kept
+
+    def raw(self) -> Iterator[Raw]:
+        """Every document in order, not yet canonical, streamed: read through once (twice under `train_documents`)."""
+        if self.train_documents is None:
+            return self._written()
+        return itertools.compress(self._written(), self._kept())
+
+    def read(self) -> Iterator[Document]:
+        """Every document in order, canonical and with its split, streamed as `raw` does."""
+        return map(self._hashed, self.raw())
 
     def texts(self, split: str) -> Iterator[str]:
         """The documents' texts of one split, streamed."""

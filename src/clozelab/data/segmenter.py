@@ -4,6 +4,7 @@ A Chinese vocabulary has a piece for every character, and says nothing of words.
 sentence into words before its ids are written, and the store keeps a mark for every piece that begins one.
 """
 
+import itertools
 import logging
 from collections.abc import Iterator
 
@@ -30,22 +31,27 @@ def check_segmenter(name: str | None) -> None:
         raise ValueError("tokenizer.words=jieba needs jieba: pip install 'clozelab[zh]'") from None
 
 
-def _words(text: str) -> Iterator[tuple[int, int]]:
-    """(first character, the one after the last) of every word."""
+def _word_lengths(texts: list[str]) -> Iterator[list[int]]:
+    """Per text, the number of signs of each of its words."""
     import jieba
 
     jieba.setLogLevel(logging.WARNING)
-    for _, begin, end in jieba.tokenize(text):
-        yield begin, end
+    for text in texts:
+        yield [len(word) for word in jieba.cut(text)]
 
 
-def marked(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> npt.NDArray[np.bool_]:
-    """[T]: of the pieces of the texts, one text after another, those that begin a word."""
+def encode_marked(
+    tokenizer: tokenizers.Tokenizer, texts: list[str]
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """(ids [T], marks [T], lengths [N]): the texts' pieces in a row, those that begin a word, and pieces a text."""
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
-    found: list[npt.NDArray[np.bool_]] = [np.zeros(0, dtype=bool)]
-    for text, encoding in zip(texts, encodings, strict=True):
+    ids: list[list[int]] = [encoding.ids for encoding in encodings]
+    marks: list[npt.NDArray[np.bool_]] = [np.zeros(0, dtype=bool)]
+    for text, encoding, lengths in zip(texts, encodings, _word_lengths(texts), strict=True):
         begins = np.zeros(len(text) + 1, dtype=bool)
-        begins[[begin for begin, _ in _words(text)]] = True
+        begins[[0, *itertools.accumulate(lengths[:-1])]] = True
         at = np.fromiter((begin for begin, _ in encoding.offsets), dtype=np.int64, count=len(encoding.offsets))
-        found.append(begins[at])
-    return np.concatenate(found)
+        marks.append(begins[at])
+    lengths_N = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+    ids_T = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.uint32, count=int(lengths_N.sum()))
+    return ids_T, np.concatenate(marks), lengths_N

@@ -10,8 +10,9 @@
     words.bin               bool [T]              which tokens begin a word; only where a segmenter said so
     tokenizer.json, meta.json
 
-It is written in a stream (never the whole corpus in memory) into a folder beside its place, under a file lock, and
-moved into place by one rename: whoever finds the folder finds it complete.
+It is written in a stream (never the whole corpus in memory; `data.building`) into a folder beside its place, under a
+file lock, and moved into place by one rename: whoever finds the folder finds it complete. A build that was interrupted
+leaves `.<data fingerprint>.unfinished`, and the next one goes on with it.
 """
 
 import dataclasses
@@ -22,20 +23,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import filelock
 import numpy as np
 import numpy.typing as npt
 
-from clozelab.data.corpus import SPLITS, CorpusOption, digest, sentences
-from clozelab.data.segmenter import marked
+from clozelab.data.building import INTERRUPTIONS, STORE_VERSION, build
+from clozelab.data.corpus import SPLITS, CorpusOption, digest
+from clozelab.data.progress import Progress
 from clozelab.data.tokenizers import Tokenizer, TokenizerOption, read_tokenizer
+from clozelab.data.workers import processes
 
-STORE_VERSION = 1
-FILES = ("ids", "sentence_offsets", "document_offsets", "splits", "document_hashes")
-COUNTS = ("documents", "sentences", "words", "tokens", "duplicates")
-_BATCH = 8192  # sentences encoded and written at a time
 _ROOM = 64 * 2**20  # bytes that must be free before anything is built
 
 
@@ -100,10 +99,14 @@ def data_fingerprint(corpus: CorpusOption, tokenizer: TokenizerOption) -> str:
 
 
 def open_store(corpus: CorpusOption, tokenizer: TokenizerOption, cache: Path | None = None) -> Store:
-    """The store of a corpus under a tokenizer; built if it is not there yet, by one process at a time.
+    """The store of a corpus under a tokenizer; built if it is not there yet, under a lock.
+
+    A large corpus is encoded by as many processes as there are CPUs, or $CLOZELAB_PROCESSES. A build that was killed or
+    interrupted goes on where it was when the same store is opened again.
 
     Raises:
-        ValueError: the corpus or the tokenizer cannot be read, the training split is empty, or the cache has no room.
+        ValueError: the corpus or the tokenizer cannot be read, the training split is empty, the cache has no room,
+            CLOZELAB_PROCESSES is no number, or a process was killed.
     """
     cache = cache_dir() if cache is None else cache
     fingerprint = data_fingerprint(corpus, tokenizer)
@@ -118,16 +121,20 @@ def open_store(corpus: CorpusOption, tokenizer: TokenizerOption, cache: Path | N
             if shutil.disk_usage(cache).free < _ROOM:
                 raise OSError(errno.ENOSPC, "less than 64 MiB free")
             source = corpus.fingerprint()
-            made = tokenizer.load(lambda: corpus.texts("train"), source, cache)
-            for left in cache.glob(f".{fingerprint}.*"):  # of a process that was killed; the lock is ours
-                shutil.rmtree(left, ignore_errors=True)
-            beside = cache / f".{fingerprint}.{os.getpid()}"
+            processes()  # a wrong setting shows before a tokenizer is trained
+            made = tokenizer.load(lambda: _training_texts(corpus), source, cache)
+            beside = cache / f".{fingerprint}.unfinished"
+            for left in cache.glob(f".{fingerprint}.*"):  # as older versions named it; the lock is ours
+                if left != beside:
+                    shutil.rmtree(left, ignore_errors=True)
             try:
-                beside.mkdir()
-                _build(corpus, made, beside, fingerprint, tokenizer.words)
+                build(corpus, made, beside, fingerprint, tokenizer.words)
                 os.replace(beside, folder)
-            finally:
+            except INTERRUPTIONS:
+                raise
+            except Exception:
                 shutil.rmtree(beside, ignore_errors=True)
+                raise
     return dataclasses.replace(read_store(folder), hit=False)
 
 
@@ -154,6 +161,15 @@ def read_store(folder: Path) -> Store:
     )
 
 
+def _training_texts(corpus: CorpusOption) -> Iterator[str]:
+    """The training split, for a tokenizer to be trained on."""
+    with Progress(f"tokenizer for {corpus.title}") as progress:
+        for document in corpus.read():
+            progress.add(1, 0, len(document.text), document.done)
+            if document.split == "train":
+                yield document.text
+
+
 @contextmanager
 def _room(cache: Path) -> Iterator[None]:
     """Say in one line what is wrong with the cache folder, and what to do."""
@@ -166,86 +182,3 @@ def _room(cache: Path) -> Iterator[None]:
             reason = os.strerror(error.errno)
             raise ValueError(f"cannot write to the cache folder {cache} ({reason}): set CLOZELAB_CACHE") from None
         raise
-
-
-class _Writer:
-    """Appends encoded documents to the files of a store."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer, words: str | None) -> None:
-        self.tokenizer, self.words = tokenizer, words
-        self.files: dict[str, IO[bytes]] = {
-            name: (folder / f"{name}.bin").open("wb") for name in (*FILES, *([] if words is None else ["words"]))
-        }
-        self.tokens = self.sentences = 0
-        self.counts = {split: dict.fromkeys(COUNTS, 0) for split in SPLITS}
-        self.seen: set[int] = set()
-        self._write("sentence_offsets", np.zeros(1, dtype="<i8"))
-        self._write("document_offsets", np.zeros(1, dtype="<i8"))
-
-    def _write(self, name: str, array: npt.NDArray) -> None:
-        array.tofile(self.files[name])
-
-    def add(self, texts: list[str], documents: list[tuple[str, int, int]]) -> None:
-        """Write whole documents: their sentences, and per document (split, content hash, number of sentences)."""
-        ids_T, lengths_N = self.tokenizer.encode_flat(texts)
-        words_N = np.fromiter((text.count(" ") + 1 for text in texts), dtype=np.int64, count=len(texts))
-        self._write("ids", ids_T.astype(self.tokenizer.id_dtype.newbyteorder("<")))
-        if self.words is not None:
-            self._write("words", marked(self.tokenizer.inner, texts))
-        first = 0
-        kept_D, splits_D, hashes_D = [], [], []
-        for split, content, n in documents:
-            here = slice(first, first + n)
-            first += n
-            kept = int(np.count_nonzero(lengths_N[here]))
-            if kept == 0:
-                continue
-            counts = self.counts[split]
-            counts["documents"] += 1
-            counts["sentences"] += kept
-            counts["words"] += int(words_N[here].sum())
-            counts["tokens"] += int(lengths_N[here].sum())
-            counts["duplicates"] += content in self.seen
-            self.seen.add(content)
-            kept_D.append(kept)
-            splits_D.append(SPLITS.index(split))
-            hashes_D.append(content)
-        lengths_N = lengths_N[lengths_N > 0]  # a sentence of signs that the tokenizer drops leaves nothing behind
-        self._write("sentence_offsets", (self.tokens + np.cumsum(lengths_N)).astype("<i8"))
-        self._write("document_offsets", (self.sentences + np.cumsum(kept_D)).astype("<i8"))
-        self._write("splits", np.asarray(splits_D, dtype="<u1"))
-        self._write("document_hashes", np.asarray(hashes_D, dtype="<u8"))
-        self.tokens += len(ids_T)
-        self.sentences += len(lengths_N)
-
-    def close(self) -> None:
-        for file in self.files.values():
-            file.close()
-
-
-def _build(corpus: CorpusOption, tokenizer: Tokenizer, folder: Path, fingerprint: str, words: str | None) -> None:
-    writer = _Writer(folder, tokenizer, words)
-    try:
-        texts: list[str] = []
-        documents: list[tuple[str, int, int]] = []
-        for document in corpus.read():
-            found = sentences(document.text, corpus.language)
-            texts += found
-            documents.append((document.split, document.content, len(found)))
-            if len(texts) >= _BATCH:
-                writer.add(texts, documents)
-                texts, documents = [], []
-        writer.add(texts, documents)
-    finally:
-        writer.close()
-    if writer.tokens == 0:
-        raise ValueError(f"corpus {corpus.title} gives no token under this tokenizer")
-    tokenizer.save(folder)
-    meta = {
-        "version": STORE_VERSION,
-        "fingerprint": fingerprint,
-        "corpus": corpus.title,
-        "id_dtype": tokenizer.id_dtype.newbyteorder("<").str,
-        "counts": writer.counts,
-    }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")

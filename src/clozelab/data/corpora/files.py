@@ -5,8 +5,9 @@ import gzip
 import io
 import json
 import lzma
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,9 +50,38 @@ def expand(patterns: list[str], key: str) -> list[Path]:
     return found
 
 
+class Position:
+    """How far a row of files has been read: in bytes on disk, compressed or not.
+
+    Args:
+        paths: the files in the order in which they are read.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._total = sum(path.stat().st_size for path in paths)
+        self._before = 0
+        self._file: IO[bytes] | None = None
+
+    @property
+    def share(self) -> float:
+        """Share of all bytes read so far, 0 to 1; a little ahead of the text given out, by what is buffered."""
+        here = self._file.tell() if self._file is not None else 0
+        return min(1.0, (self._before + here) / max(1, self._total))
+
+    @contextmanager
+    def within(self, file: IO[bytes]) -> Iterator[None]:
+        """The file is the one that is being read."""
+        self._file = file
+        try:
+            yield
+        finally:
+            self._file = None
+            self._before += os.fstat(file.fileno()).st_size
+
+
 @contextmanager
-def reading(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, unpacked if it is compressed.
+def reading(path: Path, position: Position | None = None) -> Iterator[IO[bytes]]:
+    """The file's bytes, unpacked if it is compressed; `position`, if given, follows the reading.
 
     Raises:
         ValueError: an empty file, or broken compressed data.
@@ -60,7 +90,7 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
         raise ValueError(f"{path} is empty (0 bytes); leave it out or put text in")
     suffix = path.suffix.lower()
     try:
-        with path.open("rb") as raw:
+        with path.open("rb") as raw, position.within(raw) if position is not None else nullcontext():
             stream: Any
             if suffix == ".gz":
                 stream = gzip.GzipFile(fileobj=raw)
@@ -81,14 +111,14 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def lines(path: Path) -> Iterator[str]:
+def lines(path: Path, position: Position | None = None) -> Iterator[str]:
     """The file's lines as UTF-8 text without their ends; a byte-order mark is skipped.
 
     Raises:
         ValueError: the bytes are no UTF-8; names the line.
     """
     number = 0
-    with reading(path) as stream:
+    with reading(path, position) as stream:
         buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[type-var, arg-type]
         for number, line in enumerate(buffered, start=1):
             try:
@@ -101,13 +131,13 @@ def lines(path: Path) -> Iterator[str]:
             yield text.rstrip("\r\n")
 
 
-def json_texts(path: Path, column: str) -> Iterator[str]:
+def json_texts(path: Path, column: str, position: Position | None = None) -> Iterator[str]:
     """The texts of a JSON-lines file: the value of `column`, a string or a list of paragraphs.
 
     Raises:
         ValueError: a line that is no JSON object, or has no such text; names the line.
     """
-    for number, line in enumerate(lines(path), start=1):
+    for number, line in enumerate(lines(path, position), start=1):
         if not line.strip():
             continue
         try:
@@ -119,7 +149,7 @@ def json_texts(path: Path, column: str) -> Iterator[str]:
         yield text_of(row, column, f"{path}, line {number}")
 
 
-def parquet_texts(path: Path, column: str) -> Iterator[str]:
+def parquet_texts(path: Path, column: str, position: Position | None = None) -> Iterator[str]:
     """The texts of a parquet file, some rows at a time.
 
     Raises:
@@ -128,7 +158,7 @@ def parquet_texts(path: Path, column: str) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
-    with reading(path) as stream:
+    with reading(path, position) as stream:
         seekable: Any = stream if path.suffix.lower() == ".parquet" else io.BytesIO(stream.read())
         try:
             file = pyarrow.parquet.ParquetFile(seekable)

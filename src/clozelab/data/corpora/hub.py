@@ -9,8 +9,30 @@ from typing import Any
 from clozelab.data.corpora import files
 from clozelab.data.corpora.grouping import grouping
 from clozelab.data.corpora.text import file_hash, joiner
-from clozelab.data.corpus import CorpusOption, digest
+from clozelab.data.corpus import CorpusOption, Raw, digest
 from clozelab.options import option
+
+
+@dataclasses.dataclass
+class _Rows:
+    """How far a set has been read."""
+
+    read: int = 0
+    total: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        return min(1.0, self.read / self.total) if self.total else None
+
+
+def _number_of_rows(loaded: Any) -> int | None:
+    """The rows of a set: a loaded one has a length, of a streamed one the hub may know it."""
+    if hasattr(loaded, "__len__"):
+        return len(loaded)
+    splits = getattr(getattr(loaded, "info", None), "splits", None) or {}
+    split = splits.get(str(getattr(loaded, "split", None)))
+    return getattr(split, "num_examples", None) or None
+
 
 _BUILDERS = {"parquet": "parquet", "jsonl": "json", "text": "text"}
 
@@ -91,21 +113,27 @@ class Hub(CorpusOption):
                 "local files with the same columns by corpus.data_files=[...]"
             ) from error
 
-    def _rows(self) -> Iterator[str]:
+    def _rows(self, position: "_Rows") -> Iterator[str]:
         loaded = self._load()
         columns = loaded.column_names
         if columns is not None and self.text_column not in columns:
             raise ValueError(f"corpus {self.title} has no column {self.text_column}; it has {', '.join(columns)}")
         if columns is not None:
             loaded = loaded.select_columns([self.text_column])
+        position.total = _number_of_rows(loaded)
         for number, row in enumerate(loaded):
+            position.read = number + 1
             yield files.text_of(row, self.text_column, f"corpus {self.title}, row {number}")
 
-    def source(self) -> Iterator[tuple[str, str]]:
+    def source(self) -> Iterator[Raw]:
         join = joiner(self.paragraphs)
-        documents = grouping(self.rows, "corpus.rows")(self._rows())
+        position = _Rows()
+        documents = grouping(self.rows, "corpus.rows")(self._rows(position))
         for number, rows in enumerate(itertools.islice(documents, self.max_documents)):
-            yield str(number), "\n\n".join(row.replace("\n", join) for row in rows)
+            share = position.share
+            if self.max_documents is not None:
+                share = max(share or 0.0, (number + 1) / self.max_documents)
+            yield Raw(str(number), "\n\n".join(row.replace("\n", join) for row in rows), share)
 
     def source_fingerprint(self) -> str:
         contents = [(path.name, file_hash(path)) for path in self._local()]

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from clozelab.data.corpus import CorpusOption, digest
+from clozelab.data.corpus import CorpusOption, Raw, digest
 from clozelab.options import option
 
 DOCUMENTS = 249
@@ -82,9 +82,10 @@ class Sotu(CorpusOption):
     def title(self) -> str:
         return "sotu"
 
-    def source(self) -> Iterator[tuple[str, str]]:
-        for file in _files():
-            yield file.name.removesuffix(".txt"), without_stage_marks(file.read_text(encoding="utf-8"))
+    def source(self) -> Iterator[Raw]:
+        for number, file in enumerate(_files(), start=1):
+            text = without_stage_marks(file.read_text(encoding="utf-8"))
+            yield Raw(file.name.removesuffix(".txt"), text, number / DOCUMENTS)
 
     def source_fingerprint(self) -> str:
         return digest("sotu", 1, _fingerprint())

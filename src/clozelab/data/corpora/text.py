@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clozelab.data.corpora import files, grouping
-from clozelab.data.corpus import CorpusOption, canonical, digest
+from clozelab.data.corpus import CorpusOption, Raw, blank, digest
 from clozelab.options import option
 
 _SEPARATORS = {"file": grouping.whole, "blank_line": grouping.by_blank_line, "heading": grouping.by_heading}
@@ -66,25 +66,29 @@ class Text(CorpusOption):
     def _files(self) -> list[Path]:
         return files.expand(list(self.paths), "corpus.paths")
 
-    def source(self) -> Iterator[tuple[str, str]]:
-        for path in self._files():
+    def source(self) -> Iterator[Raw]:
+        paths = self._files()
+        position = files.Position(paths)
+        for path in paths:
             count = 0
-            for number, text in enumerate(self._texts(path)):
-                if canonical(text):
+            for number, text in enumerate(self._texts(path, position)):
+                if not blank(text):
                     count += 1
-                    yield f"{path.name}#{number}", text
+                    yield Raw(f"{path.name}#{number}", text, position.share)
             if count == 0:
                 raise ValueError(f"{path} holds nothing but white space; leave it out or put text in")
 
-    def _texts(self, path: Path) -> Iterator[str]:
+    def _texts(self, path: Path, position: files.Position) -> Iterator[str]:
         kind = files.kind(path)
         join = joiner(self.paragraphs)
         if kind == "text":
-            parted = _SEPARATORS[self.document_separator](files.lines(path))
-            yield from (join.join(document) for document in parted)
+            for document in _SEPARATORS[self.document_separator](files.lines(path, position)):
+                text = join.join(document)
+                document.clear()  # as lines a text takes twice its room or more, and a document may be a whole file
+                yield text
             return
         rows = files.json_texts if kind == "jsonl" else files.parquet_texts
-        for text in rows(path, self.text_column):
+        for text in rows(path, self.text_column, position):
             yield text.replace("\n", join)
 
     def source_fingerprint(self) -> str:
