@@ -106,7 +106,7 @@ def alternate(batches: Batches, block: int, blocks: int) -> tuple[list[float], l
             optimizer=AdamWOption(),
             schedule=LinearOption(),
             budget=StepBudget(steps=steps),
-            pair_weight=1.0,
+            weights={"mlm": 1.0, "pair": 1.0},
             seed=0,
             accumulate=1,
             log_every=50,

@@ -29,9 +29,16 @@ def rng(seed: int, stream: str, *key: int) -> np.random.Generator:
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * _MIX1
-    x = (x ^ (x >> np.uint64(27))) * _MIX2
-    return x ^ (x >> np.uint64(31))
+    # x ^= x >> 30; x *= M1; x ^= x >> 27; x *= M2; x ^= x >> 31, with two arrays in all.
+    mixed = x >> np.uint64(30)
+    mixed ^= x
+    mixed *= _MIX1
+    shifted = mixed >> np.uint64(27)
+    mixed ^= shifted
+    mixed *= _MIX2
+    np.right_shift(mixed, np.uint64(31), out=shifted)
+    mixed ^= shifted
+    return mixed
 
 
 def bits(

@@ -29,6 +29,19 @@ TINY = [
 ]
 
 
+def tiny(*chosen: str) -> list[str]:
+    """The overrides of a small run and those chosen, less the settings of yardsticks and positions that it has not."""
+    yardsticks = next((override for override in chosen if override.startswith("evaluation=")), None)
+    rope = "model/position=rope" in chosen
+    small = [
+        override
+        for override in TINY
+        if yardsticks is None or not override.startswith("evaluation.") or override.split(".")[1] in yardsticks
+        if not (rope and override.startswith("model.position."))
+    ]
+    return [*small, *chosen]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Stores and tokenizers of the tests, kept apart from the user's."""
@@ -49,7 +62,7 @@ def make_cell(tmp_path: Path) -> Callable[..., Path]:
 
     def make(name: str, *overrides: str) -> Path:
         with composer():
-            config: dict[str, Any] = compose_run([*TINY, *overrides])
+            config: dict[str, Any] = compose_run(tiny(*overrides))
         freeze(tmp_path / name, config)
         return tmp_path / name
 

@@ -18,16 +18,19 @@ from clozelab import records
 from clozelab.claims.schema import load_claim
 from clozelab.cli import main
 from clozelab.data.tokenizers import read_tokenizer
+from clozelab.models.initialise import initialise
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
 from clozelab.running.claim_run import make_plan
 from clozelab.running.compose import compose_run, composer, prepare_data, validate
 from clozelab.running.directories import CHECKPOINT, freeze
 from clozelab.running.export import export
+from clozelab.running.filling import fill
 from clozelab.running.start import start_state
+from clozelab.running.trained import read_trained
 from clozelab.training import cell
 from clozelab.training.cell import run_cell
-from tests.e2e.conftest import TINY
+from tests.e2e.conftest import TINY, tiny
 from tests.e2e.test_claim_run import CLAIM
 
 SENTENCES = [
@@ -169,6 +172,48 @@ def test_there_and_back(family: str, tmp_path: Path) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
+
+
+def test_a_discriminator_there_and_back(tmp_path: Path) -> None:
+    """The generator stays behind; the rest is ElectraForPreTraining, and a start for another discriminator."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install clozelab[hf]")
+    told = ["task=replaced_tokens", "model.embedding=16", "evaluation=[heldout_replaced]"]
+    run, out = tmp_path / "run", tmp_path / "out"
+    with composer():
+        freeze(run, compose_run(tiny(*told, "budget.steps=20")))
+    run_cell(run)
+    export(run, out)
+    config, tokenizer, state, _ = read_trained(run)
+    ours = build(config["task"]).build(build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id)
+    ours.load_state_dict(state)
+    ours.eval()
+    batch = batch_of(run)
+    theirs = transformers.AutoModelForPreTraining.from_pretrained(out).eval()
+    assert type(theirs).__name__ == "ElectraForPreTraining"
+    real = batch["attention_mask"].bool()
+    hidden = ours.encoder(batch["input_ids"], torch.zeros_like(batch["input_ids"]), real)
+    torch.testing.assert_close(theirs(**batch).logits[real], ours.replaced(hidden)[real], **CLOSE)
+    assert "AutoModelForPreTraining" in (out / "README.md").read_text()
+
+    other = build(config["task"]).build(build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id)
+    initialise(other, 5)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    found = start_state(out, other)
+    assert (found.new, found.unused) == (["generator"], [])
+    other.load_state_dict(found.state)
+    after = other.state_dict()
+    for name, value in after.items():
+        alone = name.startswith("generator.") and not name.startswith("generator.encoder.embeddings.")
+        alone |= name.startswith("generator.encoder.embeddings.project")
+        expected = before[name] if alone and name != "generator.mlm.weight" else state[name]
+        assert torch.equal(value, expected), name
+
+    masked = PretrainingModel(build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id)
+    found = start_state(out, masked)
+    assert (found.new, found.unused) == (["mlm"], ["replaced"])
+    with pytest.raises(ValueError, match=r"has no \[MASK\]"):
+        fill(run, ["no mask here"], 3)
+    assert fill(run, ["The [MASK] is here."], 3) == 0
 
 
 def test_two_texts_are_a_pair_as_our_format_writes_it(run: Path, exported: Path) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from clozelab.models.encoder import EncoderOption
 from clozelab.models.hf import family_of, from_hf_state, hf_config, option_of, to_hf_state
+from clozelab.models.hf.maps import FAMILIES
+from clozelab.models.hf.state import made_of
 from clozelab.models.initialise import initialise
 from clozelab.models.positions.sinusoidal import SinusoidalOption
 from clozelab.models.pretraining import PretrainingModel
@@ -71,6 +73,53 @@ def test_logits_losses_and_gradients_agree(name: str, form: str, worst: Worst) -
     for parameter, gradient in gradients.items():
         assert gradient is not None, parameter
         agree(gradient, expected_gradients[parameter], name, "gradients", worst, parameter)
+
+
+@pytest.mark.parametrize("form", ["full", "padded", "unpadded"])
+@pytest.mark.parametrize("option", [ELECTRA, BERT], ids=["E < H", "E = H"])
+def test_a_discriminator_agrees(option: EncoderOption, form: str, worst: Worst) -> None:
+    """ElectraForPreTraining: its logit for each token, its mean loss over tokens, its gradients."""
+    name = f"ElectraForPreTraining, {'E < H' if option is ELECTRA else 'E = H'}"
+    theirs = transformers.ElectraForPreTraining(
+        transformers.AutoConfig.for_model(**hf_config(option, V, 0, replaced=True))
+    ).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for key, parameter in theirs.named_parameters():
+            parameter.normal_(float(parameter.ndim == 1 and key.endswith("weight")), 0.2, generator=generator)
+    ours = PretrainingModel(option, V, 0, mlm=False, replaced=True).eval()
+    ours.load_state_dict(from_hf_state(theirs.state_dict(), option, mlm=False, replaced=True))
+    ours.encoder.unpad = form == "unpadded"
+    batch = toy_batch(0, 2, padded=form != "full")
+    labels = torch.rand(batch["input_ids"].shape, generator=generator) < 0.3
+    sums = ours(batch | {"replaced": labels})
+    expected = theirs(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"].long(),
+        token_type_ids=batch["segment_ids"],
+        labels=labels.long(),
+    )
+    hidden = ours.encoder(batch["input_ids"], batch["segment_ids"], batch["attention_mask"])
+    assert ours.replaced is not None
+    real = batch["attention_mask"]
+    agree(ours.replaced(hidden)[real], expected.logits[real], name, "logits", worst)
+    assert sums.replaced_tokens == real.sum()
+    assert sums.replaced_correct == ((expected.logits > 0) == labels)[real].sum()
+    agree(sums.replaced_loss / sums.replaced_tokens, expected.loss, name, "loss", worst)
+    (sums.replaced_loss / sums.replaced_tokens).backward()
+    expected.loss.backward()
+    found = {key: parameter.grad for key, parameter in theirs.named_parameters() if parameter.grad is not None}
+    gradients = {key: parameter.grad for key, parameter in ours.named_parameters()}
+    wanted = made_of(found, gradients, option, FAMILIES["electra"])
+    assert wanted.keys() == gradients.keys()
+    for key, gradient in gradients.items():
+        assert gradient is not None, key
+        agree(gradient, wanted[key], name, "gradients", worst, key)
+    back = to_hf_state(ours.state_dict(), option, "electra")
+    state = theirs.state_dict()
+    assert back.keys() == {key for key in state if not key.endswith("position_ids")}
+    for key, value in back.items():
+        assert torch.equal(value, state[key]), key
 
 
 @pytest.mark.parametrize("name", EXPORTED)

@@ -60,7 +60,6 @@ def toy(option: EncoderOption = TOY, seed: int = 0) -> Encoder:
         ("activation", "relu6"),
         ("gated_width", "half"),
         ("embedding", 0),
-        ("embedding", 13),
         ("project", False),
         ("position", "rope"),
         ("position", None),
@@ -142,7 +141,6 @@ def test_rope_wants_heads_of_even_width() -> None:
         (["model.window=-2"], r"^model\.window must be null or at least 1, not -2"),
         (["model.kv_heads=3"], r"^model\.kv_heads=3 must divide model\.heads=2"),
         (["model.heads=3"], r"^model\.heads=3 must divide model\.hidden=128"),
-        (["model.embedding=256"], r"^model\.embedding=256 is wider than model\.hidden=128"),
         (["model.norm=batchnorm"], r"^model\.norm must be one of layernorm, rmsnorm"),
     ],
 )

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from clozelab import seeds
 from clozelab.data.masking.cloze import IGNORED, ClozeMasking
-from clozelab.data.masking.runs import run_units
 from clozelab.data.masking.selection import Selection, choose, numbered
 from clozelab.data.masking.selections.ngram import NgramSelection
 from clozelab.data.masking.selections.phrases import PhraseSelection
@@ -61,7 +60,8 @@ def test_lengths_of_runs_follow_their_law(selection: NgramSelection | SpanSelect
     B, S = 4000, 128
     starts_BS = np.ones((B, S), dtype=bool)
     draws_BS = seeds.bits(3, "law", (), np.arange(B), S)
-    unit_BS = run_units(starts_BS, np.ones((B, S), dtype=bool), selection.law, draws_BS)
+    ids_BS, text_BS = np.zeros((B, S), dtype=np.int64), np.ones((B, S), dtype=bool)
+    unit_BS = selection.units(ids_BS, text_BS, starts_BS, None, draws_BS)  # type: ignore[arg-type]
     flat = (unit_BS + np.arange(B)[:, None] * (S + 1)).ravel()
     lengths = np.bincount(flat)
     last = np.zeros(len(lengths), dtype=bool)

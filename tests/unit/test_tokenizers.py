@@ -139,8 +139,9 @@ def reference(made: Tokenizer, lines: list[str]) -> list[list[int]]:
     return [e.ids for e in made.inner.encode_batch(lines, add_special_tokens=False)]
 
 
+_ODD = "\t\r\n\x00\x07\x0b\x1f\x7f\u0301\u00a0\u2009\u2028"
 _signs = st.text(
-    st.sampled_from(list("abcABCxyz01,.!?'-_@^`~ \t\r\n\x00\x07\x0b\x1f\x7féÉ\u0301語ß–’\u00a0\u2028[]MASK#")),
+    st.sampled_from(list("abcABCxyz01,.!?'-_@^`~ féÉñØÆœİıȺ×÷語ß–—…“”‘’«»¿§·•[]MASK#" + _ODD)),
     max_size=40,
 )
 

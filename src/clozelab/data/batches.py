@@ -37,6 +37,10 @@ class Batches:
     masking: ClozeMasking | CausalTargets
     seed: int
     batch_size: int
+    first_step: int = 0
+    """Step of the run at which these batches begin, for a masking that goes by it."""
+    sampled: bool = False
+    """Batches have `target_draws` [B, K], float32 in [0, 1): a uniform number a target, for a model that draws."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -88,14 +92,20 @@ class Batches:
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Batch `step` (from 0); under `world` ranks, the rows rank, rank + world, ... of it.
 
+        Raises:
+            ValueError: the ranks cannot part the batch evenly.
+
         A few small batches are made in one go and kept: whole-array operations cost the same for some rows more.
         """
+        if self.batch_size % world:
+            raise ValueError(f"{world} ranks cannot part a batch of {self.batch_size} sequences evenly")
         steps = 1 if self.masking.by_step else max(1, _ROWS // self.batch_size)
         first = step // steps * steps
         made = self._together(first, steps, rank, world)
         rows = len(made["example_ids"]) // steps
         here = slice((step - first) * rows, (step - first + 1) * rows)
-        return {key: value[here] for key, value in made.items()}
+        # Copies: whoever is given a batch may write into it.
+        return {key: value[here].copy() for key, value in made.items()}
 
     @functools.cached_property
     def _kept(self) -> dict[tuple[int, int, int], Batch]:
@@ -105,7 +115,8 @@ class Batches:
         kept = self._kept
         if (first, rank, world) not in kept:
             kept.clear()
-            parts = [self._make(epoch, indices, first) for epoch, indices in self._rows(first, steps, rank, world)]
+            step = self.first_step + first
+            parts = [self._make(epoch, indices, step) for epoch, indices in self._rows(first, steps, rank, world)]
             if len(parts) > 1:
                 parts = [{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}]
             (kept[first, rank, world],) = parts
@@ -117,7 +128,7 @@ class Batches:
         for epoch, indices in self.rows(step):
             segment_R, row_R, _ = self.runs(epoch, indices, "pair")
             runs_B = np.bincount(row_R, minlength=len(indices))
-            text_B = np.bincount(row_R, weights=self.examples.lengths[segment_R], minlength=len(indices))
+            text_B = np.bincount(row_R, weights=self.examples.lengths_of(segment_R), minlength=len(indices))
             total += int(self.format.style.lengths(runs_B, text_B.astype(np.int64)).sum())
         return total
 
@@ -125,8 +136,17 @@ class Batches:
         """(segments [R], their rows [R], pair labels [B])."""
         if not self.examples.paired:
             return *self.examples.runs(indices), np.zeros(len(indices), dtype=np.int64)
-        first_B, second_B, labels_B = self.pair.draw(self.examples, indices, self.seed, epoch, stream)
+        drawn = self.pair.draw(self.examples, indices, self.seed, epoch, stream, self._same_text)
+        first_B, second_B, labels_B = drawn
         return np.stack([first_B, second_B], axis=1).ravel(), np.repeat(np.arange(len(indices)), 2), labels_B
+
+    def _same_text(self, one_B: npt.NDArray[np.int64], other_B: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """[B] bool: which segments hold the same tokens."""
+        same_B: npt.NDArray[np.bool_] = self.examples.lengths_of(one_B) == self.examples.lengths_of(other_B)
+        for row in np.flatnonzero(same_B):  # few are of one length
+            (a, b), (c, d) = self.examples.segments[one_B[row]], self.examples.segments[other_B[row]]
+            same_B[row] = np.array_equal(self.store.ids[a:b], self.store.ids[c:d])
+        return same_B
 
     def _make(
         self,
@@ -138,9 +158,11 @@ class Batches:
     ) -> Batch:
         segment_R, row_R, labels_B = self.runs(epoch, indices, pair_stream)
         words = self.masking.needs_words
-        made = self.format.assemble(self.store, self.examples, segment_R, row_R, len(indices), sources=words)
+        made = self.format.assemble(
+            self.store, self.examples, segment_R, row_R, len(indices), sources=words and self.store.words is not None
+        )
         maskable_BS = made.pop("maskable")
-        starts_word_BS = self.store.word_starts(made["input_ids"], made.pop("source")) if words else None
+        starts_word_BS = self.store.word_starts(made["input_ids"], made.pop("source", None)) if words else None
         made["input_ids"], made["target_positions"], made["target_ids"] = self.masking(
             made["input_ids"],
             maskable_BS,
@@ -152,14 +174,18 @@ class Batches:
             step=step,
             starts_word_BS=starts_word_BS,
         )
+        if self.sampled:
+            slots = made["target_ids"].shape[1]
+            draws_BK = seeds.bits(self.seed, f"{mask_stream}-sample", (epoch,), indices, slots)
+            made["target_draws"] = ((draws_BK >> np.uint64(40)) * 2.0**-24).astype(np.float32)
         made["pair_labels"] = labels_B
         made["example_ids"] = indices
         return made
 
 
-def rows_of(batch_tokens: int, lengths_N: npt.NDArray[np.int64], multiple: int) -> int:
+def rows_of(batch_tokens: int, mean_length: float, multiple: int) -> int:
     """Sequences that have `batch_tokens` non-pad tokens together on average, to the nearest multiple (at least one)."""
-    return max(1, round(batch_tokens / float(lengths_N.mean()) / multiple)) * multiple
+    return max(1, round(batch_tokens / mean_length / multiple)) * multiple
 
 
 def fixed_batches(
@@ -171,13 +197,14 @@ def fixed_batches(
     seed: int,
     batch_size: int,
     limit: int | None = None,
+    sampled: bool = False,
 ) -> Iterator[Batch]:
     """Every example once, in order, with masks and pairs of its own streams: the same whenever it is asked.
 
     The streams "eval-mask" and "eval-pair" share nothing with training. `limit` takes the first so many examples of the
     fixed order of stream "eval-order" (then sorted), not the first documents. The last batch may be short.
     """
-    batches = Batches(store, examples, format, pair, masking, seed, batch_size)
+    batches = Batches(store, examples, format, pair, masking, seed, batch_size, sampled=sampled)
     chosen_N = np.arange(examples.n)
     if limit is not None and limit < examples.n:
         chosen_N = np.sort(seeds.rng(seed, "eval-order").permutation(examples.n)[:limit]).astype(np.int64)

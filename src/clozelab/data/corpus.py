@@ -3,7 +3,7 @@
 Rules that every source shares:
 
 * A document's text is canonical: paragraphs parted by one blank line, any other white space collapsed to one space, no
-  byte-order mark. Documents without a word are left out.
+  byte-order mark, no half of a surrogate pair. Documents without a word are left out.
 * A document's split follows from a hash of its canonical text alone, so equal texts land on the same side wherever they
   come from, and neither order nor the number of documents moves any of them.
 * `train_documents` keeps the training documents with the smallest hashes: subsets are nested, and validation and test
@@ -31,6 +31,7 @@ DATA_VERSION = 1
 
 SPLITS = ("train", "validation", "test")
 
+_surrogate = re.compile("[\ud800-\udfff]")
 _blank_lines = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
 
 
@@ -58,6 +59,8 @@ class Raw(NamedTuple):
 def paragraphs(text: str) -> Iterator[str]:
     """The paragraphs of a document in canonical form, one at a time: a text of any size is never held a second time."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
+    if _surrogate.search(text):  # half a sign, as a broken JSON escape leaves it
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     begin = 0
     for border in _blank_lines.finditer(text):
         if paragraph := _one_line(text[begin : border.start()]):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from clozelab.data.examples import Examples
 from clozelab.data.rows import RowStyle, lay_out
 from clozelab.data.store import Store
+from clozelab.options import discover, registered
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,6 +50,25 @@ class FormatOption:
     def lengths(self, examples: Examples) -> Ints:
         """[N]: positions in use of each example, special tokens included, in the true order."""
         return self.style.lengths(examples.sizes, examples.text_tokens)
+
+    def mean_length(self, examples: Examples) -> float:
+        """Mean of `lengths`, without making them for the whole split."""
+        return examples.mean(self.style.lengths)
+
+
+def format_named(name: str, max_length: int) -> FormatOption:
+    """The format of that name with its default settings.
+
+    Raises:
+        ValueError: there is none; names those there are.
+    """
+    discover("clozelab.data.formats")
+    known = registered("format")
+    if name not in known:
+        raise ValueError(f"no format {name}; there are {', '.join(known)}")
+    made = known[name](max_length=max_length)
+    assert isinstance(made, FormatOption)
+    return made
 
 
 def nothing(store: Store, split: str, what: str, need: str) -> ValueError:

@@ -8,6 +8,7 @@ Draws are keyed by (seed, "pair", epoch, example): they depend on nothing else.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from clozelab.data.examples import Examples
 from clozelab.options import option, registered
 
 Drawn = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+SameText = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 
 
 class PairObjective:
@@ -36,9 +38,18 @@ class PairObjective:
             )
 
     def draw(
-        self, examples: Examples, indices: npt.NDArray[np.int64], seed: int, epoch: int, stream: str = "pair"
+        self,
+        examples: Examples,
+        indices: npt.NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        stream: str = "pair",
+        same_text: SameText | None = None,
     ) -> Drawn:
-        """(first, second, labels), each int64 [B]: the segments of the examples `indices` [B] in this epoch."""
+        """(first, second, labels), each int64 [B]: the segments of the examples `indices` [B] in this epoch.
+
+        `same_text` says of two lists of segments [B] which hold the same tokens.
+        """
         raise NotImplementedError
 
 
@@ -51,7 +62,13 @@ class NoPair(PairObjective):
     labels = None
 
     def draw(
-        self, examples: Examples, indices: npt.NDArray[np.int64], seed: int, epoch: int, stream: str = "pair"
+        self,
+        examples: Examples,
+        indices: npt.NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        stream: str = "pair",
+        same_text: SameText | None = None,
     ) -> Drawn:
         first_B = examples.first[indices]
         return first_B, first_B + 1, np.zeros(len(indices), dtype=np.int64)
@@ -64,7 +81,8 @@ class NextPair(PairObjective):
 
     The stranger is drawn from the examples' *second* segments, so that a second segment looks the same under both
     labels even where documents are short and second segments are mostly their (shorter) ends. Documents with equal
-    texts count as one document: the true continuation can never come back as a stranger.
+    texts count as one document: the true continuation can never come back as a stranger. Where another document goes on
+    with the very same tokens (a formula, or texts that differ in case alone), its segment is no stranger: label 0.
     """
 
     name = "next"
@@ -79,7 +97,13 @@ class NextPair(PairObjective):
             )
 
     def draw(
-        self, examples: Examples, indices: npt.NDArray[np.int64], seed: int, epoch: int, stream: str = "pair"
+        self,
+        examples: Examples,
+        indices: npt.NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        stream: str = "pair",
+        same_text: SameText | None = None,
     ) -> Drawn:
         self.check(examples)
         coin_B, where_B = seeds.uniform(seed, stream, (epoch,), indices, 2).T
@@ -91,6 +115,8 @@ class NextPair(PairObjective):
         labels_B = (coin_B < 0.5).astype(np.int64)
         first_B = examples.first[indices]
         stranger_B = examples.first[pool.order[place_B]] + 1
+        if same_text is not None:
+            labels_B &= ~same_text(stranger_B, first_B + 1)
         return first_B, np.where(labels_B == 1, stranger_B, first_B + 1), labels_B
 
 
@@ -103,7 +129,13 @@ class OrderPair(PairObjective):
     labels = ("in order", "swapped")
 
     def draw(
-        self, examples: Examples, indices: npt.NDArray[np.int64], seed: int, epoch: int, stream: str = "pair"
+        self,
+        examples: Examples,
+        indices: npt.NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        stream: str = "pair",
+        same_text: SameText | None = None,
     ) -> Drawn:
         labels_B = (seeds.uniform(seed, stream, (epoch,), indices, 1)[:, 0] < 0.5).astype(np.int64)
         first_B = examples.first[indices]

@@ -51,7 +51,8 @@ def lay_out(
     """
     tokenizer = store.tokenizer
     B, S = rows, length
-    length_R, source_R = examples.lengths[segment_R], examples.segments[segment_R, 0]
+    tokens_R2 = examples.segments[segment_R]
+    source_R, length_R = tokens_R2[:, 0], tokens_R2[:, 1] - tokens_R2[:, 0]
     first_R = np.ones(len(row_R), dtype=bool)  # the first run of its row
     first_R[1:] = row_R[1:] != row_R[:-1]
     # A run takes its text and a [SEP]; the first of a row, or every one that stands apart, a [CLS] too.
@@ -65,12 +66,14 @@ def lay_out(
     from_T = at_T + np.repeat(source_R - text_R, length_R)
     text_T = store.ids[from_T]
 
+    text = np.zeros(B * S, dtype=bool)  # places rise with T: a mask stands for them, and is faster than they are
+    text[at_T] = True
     ids = np.full(B * S, tokenizer.pad_id, dtype=np.int64)
-    ids[at_T] = text_T
+    ids[text] = text_T
     ids[begin_R[opened_R]] = tokenizer.cls_id
     ids[text_R + length_R] = tokenizer.sep_id
     maskable = np.zeros(B * S, dtype=bool)
-    maskable[at_T] = ~tokenizer.is_special_V[text_T]
+    maskable[text] = ~tokenizer.is_special_V.take(text_T)
     end_B = np.zeros(B, dtype=np.int64)
     end_B[row_R] = begin_R + size_R - row_R * S  # of a row's runs the last is written last
     attention_BS = np.arange(S) < end_B[:, None]
@@ -89,11 +92,13 @@ def lay_out(
         at_P = _spread(begin_R, size_R)
         position, document = np.zeros(B * S, dtype=np.int64), np.zeros(B * S, dtype=np.int64)
         position[at_P] = at_P - np.repeat(begin_R, size_R)
-        document[at_P] = np.repeat(np.cumsum(opened_R), size_R)
+        # Counted from 1 in every row: what a row holds does not depend on the batch.
+        number_R = np.arange(len(row_R)) - np.flatnonzero(first_R)[np.cumsum(first_R) - 1] + 1
+        document[at_P] = np.repeat(number_R, size_R)
         made |= {"position_ids": position.reshape(B, S), "document_ids": document.reshape(B, S)}
     if sources:
         source = np.full(B * S, -1, dtype=np.int64)
-        source[at_T] = from_T
+        source[text] = from_T
         made["source"] = source.reshape(B, S)
     return made
 

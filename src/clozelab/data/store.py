@@ -79,9 +79,15 @@ class Store:
         """Ids of sentence n."""
         return np.asarray(self.ids[self.sentence_offsets[n] : self.sentence_offsets[n + 1]], dtype=np.int64)
 
-    def word_starts(self, ids_BS: npt.NDArray[np.int64], source_BS: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """[B, S]: True where a word begins; of what is not text (source -1) the values mean nothing."""
+    def word_starts(
+        self, ids_BS: npt.NDArray[np.int64], source_BS: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.bool_]:
+        """[B, S]: True where a word begins; of what is not text (source -1) the values mean nothing.
+
+        `source` is needed only where a segmenter said where words begin (`words`).
+        """
         if self.words is not None:
+            assert source_BS is not None
             return self.words[np.maximum(source_BS, 0)]
         starts = self.tokenizer.word_starts
         assert starts is not None

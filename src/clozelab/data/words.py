@@ -6,6 +6,7 @@ begins a word where it has a space before it, or where its first sign is of anot
 """
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -54,11 +55,17 @@ class WordStarts:
             return None
         return cls(always_V, kinds_2V[0], kinds_2V[1])
 
+    @functools.cached_property
+    def _kinds(self) -> bool:
+        """Whether the kinds of signs tell anything: WordPiece has none."""
+        return bool(self.first_V.any() or self.last_V.any())
+
     def __call__(self, ids_BS: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """[B, S]: True where a word begins."""
-        starts_BS: npt.NDArray[np.bool_] = self.always_V[ids_BS]
+        starts_BS: npt.NDArray[np.bool_] = self.always_V.take(ids_BS)
         starts_BS[:, 0] = True
-        starts_BS[:, 1:] |= self.first_V[ids_BS[:, 1:]] != self.last_V[ids_BS[:, :-1]]
+        if self._kinds:
+            starts_BS[:, 1:] |= self.first_V[ids_BS[:, 1:]] != self.last_V[ids_BS[:, :-1]]
         return starts_BS
 
 

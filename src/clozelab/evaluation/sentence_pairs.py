@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from clozelab.evaluation.yardstick import Measured, Subject
+from clozelab.evaluation.yardstick import Measured, Subject, YardstickOption
 from clozelab.options import option
 
 OBJECTIVES = {"nsp": "next", "sop": "order"}
@@ -21,10 +21,10 @@ OBJECTIVES = {"nsp": "next", "sop": "order"}
 
 @option("evaluation", "sentence_pairs", package="evaluation.sentence_pairs")
 @dataclass
-class SentencePairs:
+class SentencePairs(YardstickOption):
     """NSP and SOP accuracy by the arm's own head and by a linear probe."""
 
-    causal: ClassVar[bool] = False
+    tells: ClassVar[tuple[str, ...]] = ("hidden", "replaced")
     examples: int = 2048
     """Validation pairs (fewer if the split holds fewer)."""
     probe_examples: int = 4096
@@ -81,7 +81,10 @@ class SentencePairs:
         features, labels, own = [], [], []
         has_head = subject.model.pair is not None and subject.pair_objective == objective
         with torch.no_grad():
-            for batch in subject.batches(split, pair=objective, masked=False, seed=self.seed, limit=limit):
+            batches = subject.batches(
+                split, pair=objective, masked=False, seed=self.seed, limit=limit, format=self.format
+            )
+            for batch in batches:
                 hidden_BSH = subject.encode(batch)
                 features.append(pool(hidden_BSH, batch["segment_ids"], batch["attention_mask"]).cpu())
                 labels.append(batch["pair_labels"].cpu())

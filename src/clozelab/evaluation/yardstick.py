@@ -8,13 +8,14 @@ pairs.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from clozelab.data.format import FormatOption, format_named
 from clozelab.models.pretraining import PretrainingModel
 
 
@@ -27,6 +28,10 @@ class Measured:
     scores: dict[str, npt.NDArray[np.floating[Any]]] = field(default_factory=dict)
     """Name -> one number an example [N], in the order of the yardstick's examples."""
 
+    def __or__(self, other: "Measured") -> "Measured":
+        """Both together."""
+        return Measured(self.metrics | other.metrics, self.scores | other.scores)
+
 
 @dataclass
 class Subject:
@@ -36,7 +41,8 @@ class Subject:
     pair_objective: str
     """What the model's pair head (if it has one) was trained on: none, next or order."""
     batches: Callable[..., Iterator[dict[str, Tensor]]]
-    """`batches(split, pair=..., masked=..., seed=..., limit=..., rate=..., causal=...)`: the fixed view of a split."""
+    """The fixed view of a split: `batches(split, pair=..., masked=..., seed=..., limit=..., rate=..., causal=...,
+    format=...)`."""
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
 
@@ -47,16 +53,28 @@ class Subject:
         return hidden_BSH.float()
 
 
-class Yardstick(Protocol):
-    """The interface of an `evaluation` option."""
+@dataclass
+class YardstickOption:
+    """What an option of the group `evaluation` can do."""
 
-    causal: ClassVar[bool]
-    """It measures models that read from left to right; False: those that read both ways."""
+    tells: ClassVar[tuple[str, ...]]
+    """What the models that it measures tell of a token (see `TaskOption.tells`)."""
+    format: str | None = field(default=None, kw_only=True)
+    """Format in which it sees the text, with that format's default settings and the run's length; null: the run's own.
+    Name one where arms differ in their format: only then are they measured on the same sequences."""
+
+    def sees(self, format_: FormatOption) -> FormatOption:
+        """The format of its sequences in a run of the format `format_`.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        return format_ if self.format is None else format_named(self.format, format_.max_length)
 
     def needs(self) -> list[tuple[str, str]]:
         """(split, pair objective) of every view it will ask for: checked before anything is trained."""
-        ...
+        raise NotImplementedError
 
     def measure(self, subject: Subject) -> Measured:
         """Evaluate a model that is in evaluation mode, under no_grad unless the yardstick trains a probe."""
-        ...
+        raise NotImplementedError

@@ -51,7 +51,8 @@ class EncoderOption:
     """Width of a gated feed-forward layer: matched = as many parameters as an ungated one of width ffn, to the nearest
     integer; ffn = ffn itself."""
     embedding: int | None = None
-    """E, the width of the token embedding; null = hidden. A smaller one is projected up (ALBERT, section 3.1)."""
+    """E, the width of the token embedding; null = hidden. Another one is projected (narrower: ALBERT, section 3.1;
+    wider: the generators of ELECTRA)."""
     project: bool | None = None
     """Project the embedding to hidden; null: where their widths differ. Hugging Face's ALBERT does it always."""
     embedding_norm: bool = True
@@ -137,11 +138,6 @@ class EncoderOption:
             raise ValueError(f"model.heads={self.heads} must divide model.hidden={self.hidden}")
         if self.heads % self.key_value_heads:
             raise ValueError(f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}")
-        if self.embedding_size > self.hidden:
-            raise ValueError(
-                f"model.embedding={self.embedding} is wider than model.hidden={self.hidden}; "
-                "a factorised embedding is narrower, null is as wide"
-            )
         if self.project is False and self.embedding_size != self.hidden:
             raise ValueError(
                 f"model.project=false leaves an embedding of {self.embedding} for blocks of {self.hidden}; "

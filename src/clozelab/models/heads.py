@@ -1,4 +1,5 @@
-"""The heads of pre-training: masked tokens, and the relation of two segments (BERT, section 3.1; ALBERT, section 3.1).
+"""The heads of pre-training: masked tokens, the relation of two segments (BERT, section 3.1; ALBERT, section 3.1), and
+replaced tokens (ELECTRA, section 2).
 
 Shapes: B sequences, S positions, H hidden, O output width, V vocabulary.
 """
@@ -50,3 +51,19 @@ class PairHead(nn.Module):
         """[B, 2] logits: true order / true next, swapped / random."""
         logits: Tensor = self.classifier(torch.tanh(self.pooler(hidden_BSH[:, 0])))
         return logits
+
+
+class ReplacedHead(nn.Module):
+    """logit = w act(W x + b) + c of each token: was it put there by a generator?"""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        option = encoder.option
+        self.dense = Linear(option.hidden, option.hidden)
+        self.activation = activation(option.activation)
+        self.output = Linear(option.hidden, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[...] logits of [..., H]."""
+        logits: Tensor = self.output(self.activation(self.dense(hidden)))
+        return logits[..., 0]

@@ -98,6 +98,13 @@ class Layout(NamedTuple):
         """[B, S, ...] of the batch in the form in which it passes through the encoder."""
         return x_BS if self.unpadded is None else x_BS.flatten(0, 1).index_select(0, self.unpadded.from_U)
 
+    def tokens(self, attention_mask: Tensor) -> Tensor:
+        """[...] bool, of what passes through the encoder: True at the batch's tokens, each of them once."""
+        if self.unpadded is None:
+            return attention_mask
+        place_U = torch.arange(len(self.unpadded.from_U), device=attention_mask.device)
+        return place_U < len(self.unpadded.at_T)
+
     def positions(self) -> Tensor:
         """The position of each token in that form (padded: as far as they differ between rows)."""
         if self.unpadded is None:
@@ -126,7 +133,7 @@ class Layout(NamedTuple):
         if self.unpadded is None:
             return x.gather(1, place_BQ[:, :, None].expand(-1, -1, x.shape[-1]))
         token_Q = self.unpadded.token_BS.gather(1, place_BQ).flatten()
-        return x.gather(0, token_Q[:, None].expand(-1, x.shape[-1])).view(*place_BQ.shape, -1)
+        return x.gather(0, token_Q[:, None].expand(-1, x.shape[-1])).view(*place_BQ.shape, x.shape[-1])
 
 
 def layout_of(

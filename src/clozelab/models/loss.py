@@ -136,3 +136,10 @@ def pair_losses(logits_B2: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each pair: (loss [B] float32, correct [B] bool)."""
     logits_B2 = logits_B2.float()
     return F.cross_entropy(logits_B2, labels_B, reduction="none"), logits_B2.argmax(-1) == labels_B
+
+
+def replaced_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy of each token, any shape: (loss float32, correct bool)."""
+    logits = logits.float()
+    loss = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none")
+    return loss, (logits > 0) == labels

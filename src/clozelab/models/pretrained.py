@@ -28,7 +28,7 @@ INDEX = "model.safetensors.index.json"
 CELL = "clozelab.cell"
 """Key of the exported weights' metadata: the cell that trained them."""
 # What a folder may hold or lack as a whole.
-PARTS = ("mlm", "pair.pooler", "pair.classifier")
+PARTS = ("mlm", "pair.pooler", "pair.classifier", "replaced")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Pretrained:
     def skeleton(self, option: EncoderOption) -> PretrainingModel:
         """A model of the folder's size with every head, on the meta device."""
         with torch.device("meta"):
-            return PretrainingModel(option, self.vocab_size, 0, pair=True)
+            has_class = FAMILIES[self.config["model_type"]].discriminator is not None
+            return PretrainingModel(option, self.vocab_size, 0, pair=True, replaced=has_class)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor in the folder, by the name that it has beside a head.
@@ -98,15 +99,23 @@ class Pretrained:
         present = {part(name) for name, its in theirs.items() if its in state}
         wanted = {part(name) for name in theirs if name in ours}
         new = [part for part in PARTS if part in wanted - present]
+        heads = {part for part in ("mlm", "replaced") if part in present | wanted}
         for name, its in theirs.items():
             if part(name) in new and not (name == "mlm.weight" and option.tie_output):
                 state[its] = ours[name]
         try:
-            found = from_hf_state(state, option, pair=model.pair is not None)
+            found = from_hf_state(
+                state, option, pair=model.pair is not None, mlm="mlm" in heads, replaced="replaced" in heads
+            )
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
         except RuntimeError as error:  # torch, where the parts of one matrix of ours do not fit together
             raise ValueError(f"{self.folder}: the weights fit no model of its config.json: {error}") from None
+        # What no folder holds (a generator beside the encoder) keeps its values, but for what it shares with the rest.
+        original = _originals(model)
+        alone = [name for name in ours if original[name] not in found]
+        new += sorted({name.partition(".")[0] for name in alone})
+        found |= {name: found.get(original[name], value) for name, value in ours.items() if name not in found}
         wrong = [
             f"{name} is {list(found[name].shape)}, not {list(value.shape)}"
             for name, value in ours.items()
@@ -121,6 +130,13 @@ class Pretrained:
         """What the folder calls a parameter of ours that is no part of a fused one."""
         (its,) = theirs_of(name, option, FAMILIES[self.config["model_type"]])
         return its
+
+
+def _originals(model: PretrainingModel) -> dict[str, str]:
+    """Each name of a parameter -> the first name of the same one."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in named}
 
 
 def read_pretrained(folder: Path) -> Pretrained:

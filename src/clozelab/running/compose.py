@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clozelab.claims.guard import flatten
-from clozelab.options import build, discover
+from clozelab.options import build, discover, registered
 from clozelab.paths import conf_dir
 
 
@@ -94,35 +94,20 @@ def validate(config: dict[str, Any]) -> int:
     import torch
 
     from clozelab.data.phases import schedule_of
-    from clozelab.models.pretraining import PretrainingModel
     from clozelab.running.start import check_encoder, start_folder, start_state
 
     options = {key: build(node) for key, node in config.items() if isinstance(node, dict) and "_target_" in node}
-    for node in config["evaluation"].values():
-        build(node)
     model, format_ = options["model"], options["format"]
-    causal = options["masking"].causal
-    if causal and options["task"].pair != "none":
+    task, masking = options["task"], options["masking"]
+    task.check(masking)
+    tells = task.tells(masking)
+    if task.has_pair and not format_.style.segments:
         raise ValueError(
-            f"task.pair={options['task'].pair} is told from the first position, which under masking=causal has seen "
-            "nothing; choose task.pair=none"
+            f"task.pair={task.pair} needs sequences of two segments, and this format has one; choose "
+            "format=segment_pair or sentence_pair, or task.pair=none"
         )
-    needs = {f"task.pair={options['task'].pair}": options["task"].pair}
     for name, node in config["evaluation"].items():
-        yardstick = build(node)
-        needs |= {f"evaluation.{name}": pair for _, pair in yardstick.needs()}
-        if yardstick.causal != causal:
-            reads = "from left to right" if yardstick.causal else "both ways"
-            raise ValueError(
-                f"evaluation.{name} measures models that read {reads}; choose "
-                f"evaluation={'[heldout_clm]' if causal else '[heldout_mlm,sentence_pairs]'}"
-            )
-    for who, pair in needs.items():
-        if pair != "none" and not format_.style.segments:
-            raise ValueError(
-                f"{who} needs sequences of two segments, and this format has one; choose format=segment_pair or "
-                "sentence_pair, or do without it (task.pair=none, evaluation=[heldout_mlm])"
-            )
+        _check_yardstick(name, build(node), tells, format_)
     longest = model.position.longest
     length = max(length for _, length in schedule_of(config.get("lengths"), format_.max_length))
     if longest is not None and length > longest:
@@ -150,11 +135,33 @@ def validate(config: dict[str, Any]) -> int:
     if (folder := start_folder(config)) is not None:
         vocab_size = check_encoder(folder, model).vocab_size
     with torch.device("meta"):
-        built = PretrainingModel(model, vocab_size, 0, pair=options["task"].pair != "none")
+        built = task.build(model, vocab_size, 0, masking.causal)
     if folder is not None:
         start_state(folder, built)
-    weights_and_moments = 3 * 4 * sum(parameter.numel() for parameter in built.parameters())
+    weights_and_moments: int = 3 * 4 * sum(parameter.numel() for parameter in built.parameters())
     return 2 * weights_and_moments + 10_000_000
+
+
+_TOLD = {"hidden": "hidden tokens", "next": "the next token", "replaced": "which tokens were replaced"}
+
+
+def _check_yardstick(name: str, yardstick: Any, tells: str, format_: Any) -> None:
+    """Raise ValueError where a yardstick cannot measure what the run will train."""
+    if tells not in yardstick.tells:
+        fit = ",".join(name for name, cls in registered("evaluation").items() if tells in getattr(cls, "tells", ()))
+        raise ValueError(
+            f"evaluation.{name} measures models that tell {' or '.join(_TOLD[one] for one in yardstick.tells)}, and "
+            f"this one tells {_TOLD[tells]}; choose evaluation=[{fit}], or some of these"
+        )
+    try:
+        seen = yardstick.sees(format_)
+    except ValueError as error:
+        raise ValueError(f"evaluation.{name}.format: {error}") from None
+    if not seen.style.segments and any(pair != "none" for _, pair in yardstick.needs()):
+        raise ValueError(
+            f"evaluation.{name} needs sequences of two segments, and this format has one; do without it "
+            f"(evaluation=[...]), or let it see them in another: evaluation.{name}.format=segment_pair"
+        )
 
 
 def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
@@ -166,9 +173,11 @@ def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
         ValueError: the corpus is missing, empty, too small for the task, or its tokenizer lacks a mask token, or is not
             that of the weights a run starts from.
     """
+    from clozelab.data.example_cache import examples_of
     from clozelab.data.examples import Examples
+    from clozelab.data.format import FormatOption
     from clozelab.data.pairs import pair_objective
-    from clozelab.data.phases import schedule_of
+    from clozelab.data.phases import formats_of
     from clozelab.data.store import Store, cache_dir, open_store
     from clozelab.running.start import check_vocabulary
 
@@ -177,27 +186,29 @@ def prepare_data(configs: Iterable[dict[str, Any]]) -> None:
         corpus, tokenizer = json.loads(source)
         return open_store(build(corpus), build(tokenizer), cache_dir())
 
-    @functools.cache
-    def cut(source: str, format_: str, split: str) -> Examples:
-        made = build(json.loads(format_)).examples(opened(source), split)
-        assert isinstance(made, Examples)
-        return made
+    cuts: dict[tuple[str, str, str], Examples] = {}
+
+    def cut(source: str, format_: FormatOption, split: str) -> Examples:
+        key = (source, repr(format_), split)
+        if key not in cuts:
+            cuts[key] = examples_of(opened(source), format_, split)
+        return cuts[key]
 
     for config in configs:
         source = json.dumps([config["corpus"], config["tokenizer"]], sort_keys=True)
-        schedule = schedule_of(config.get("lengths"), config["format"]["max_length"])
-        formats = [json.dumps(config["format"] | {"max_length": length}, sort_keys=True) for _, length in schedule]
+        formats = [format_ for _, format_ in formats_of(config, build(config["format"]))]
         check_vocabulary(config)  # before a whole corpus is made into ids of another vocabulary
         opened(source)  # here, so that no single need is blamed for a corpus that cannot be read
         task, masking = build(config["task"]), build(config["masking"])
         masking.check(opened(source).tokenizer)
-        needs = {("train", task.pair): f"task.pair={task.pair}"}
+        # Training passes through every length of a schedule; yardsticks have the last.
+        needs = [(f"task.pair={task.pair}", "train", task.pair, format_) for format_ in formats]
         for name, node in config["evaluation"].items():
-            needs |= {need: f"evaluation.{name}" for need in build(node).needs() if need not in needs}
-        for (split, pair), who in needs.items():
+            yardstick = build(node)
+            seen = yardstick.sees(formats[-1])
+            needs += [(f"evaluation.{name}", split, pair, seen) for split, pair in yardstick.needs()]
+        for who, split, pair, format_ in needs:
             try:
-                # Training passes through every length of a schedule; yardsticks have the last.
-                for format_ in formats if split == "train" else formats[-1:]:
-                    pair_objective(pair).check(cut(source, format_, split))
+                pair_objective(pair).check(cut(source, format_, split))
             except ValueError as error:
                 raise ValueError(f"{who}: {error}") from None

@@ -52,7 +52,6 @@ def run_cost(config: dict[str, Any], tflops: float | None = None, with_memory: b
     """
     import torch
 
-    from clozelab.models.pretraining import PretrainingModel
     from clozelab.training import cost as counting
     from clozelab.training.budget import Spent
 
@@ -60,11 +59,12 @@ def run_cost(config: dict[str, Any], tflops: float | None = None, with_memory: b
     option, length, batch_size = build(config["model"]), config["format"]["max_length"], config["batch_size"]
     if config["batch_tokens"] is not None:
         batch_size = max(1, config["batch_tokens"] // length)
-    targets, pair = build(config["masking"]).targets(length), config["task"]["pair"] != "none"
+    task, masking = build(config["task"]), build(config["masking"])
+    targets, pair, generator = masking.targets(length), task.has_pair, task.generator(option)
     vocab_size, trained = _vocabulary(config["tokenizer"])
     with torch.device("meta"):
-        model = PretrainingModel(option, vocab_size, 0, pair=pair)
-    shape = (option, batch_size, length, vocab_size, targets, pair)
+        model = task.build(option, vocab_size, 0, masking.causal)
+    shape = (option, batch_size, length, vocab_size, targets, pair, generator)
     per_step, tokens = counting.flops(*shape), batch_size * length
     one_step = Spent(1, tokens, tokens, batch_size * targets, batch_size, per_step)
     if tflops is not None:
@@ -92,7 +92,7 @@ def run_cost(config: dict[str, Any], tflops: float | None = None, with_memory: b
         "tflops": tflops,
     }
     if with_memory:
-        found["memory"] = _memory(config, option, vocab_size, targets, pair)
+        found["memory"] = _memory(config, option, vocab_size, targets, pair, generator)
     return found
 
 
@@ -104,7 +104,9 @@ def _vocabulary(node: dict[str, Any]) -> tuple[int, bool]:
     return int(option.load(lambda: (), "", Path()).vocab_size), False
 
 
-def _memory(config: dict[str, Any], option: Any, vocab_size: int, targets: int, pair: bool) -> dict[str, Any]:
+def _memory(
+    config: dict[str, Any], option: Any, vocab_size: int, targets: int, pair: bool, generator: Any
+) -> dict[str, Any]:
     """Bytes of a step on one device, on a CPU and on a GPU, each in the precision that the run would take there."""
     from clozelab.training.memory import memory
     from clozelab.training.precision import choose_precision
@@ -117,7 +119,7 @@ def _memory(config: dict[str, Any], option: Any, vocab_size: int, targets: int, 
     found: dict[str, Any] = {"sequences": sequences}
     for device, precision in precisions.items():
         accelerator = "cpu" if device == "cpu" else "cuda"
-        parts = memory(option, sequences, length, vocab_size, targets, pair, accelerator, precision)
+        parts = memory(option, sequences, length, vocab_size, targets, pair, accelerator, precision, generator)
         found[device] = {"precision": precision, **parts, "total": sum(parts.values())}
     return found
 

@@ -19,6 +19,7 @@ _PARTS = {
     "ffn": "feed-forward layers",
     "mlm_head": "masked-language-model head ({targets} targets a sequence)",
     "pair_head": "pair head",
+    "replaced_head": "head of replaced tokens",
 }
 _MEMORY = {
     "weights": "weights",
@@ -43,7 +44,8 @@ def print_run(found: dict[str, Any]) -> None:
     table.add_row(f"FLOPs a step ({shape['batch_size']:,} x {shape['max_length']:,} tokens)", _flops(flops["per_step"]))
     for part, count in flops["parts_per_step"].items():
         if count:
-            says = _PARTS[part].format(targets=shape["targets"])
+            name = part.removeprefix("generator_")
+            says = ("generator: " if name != part else "") + _PARTS[name].format(targets=shape["targets"])
             table.add_row(f"  {says}", f"{count / flops['per_step']:.1%}")
     if flops["total"] is not None:
         steps = f"{budget['steps']:,} steps, {budget['tokens']:,} tokens"

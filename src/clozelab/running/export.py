@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from clozelab import records
 from clozelab.data.tokenizers import Tokenizer
 from clozelab.models.encoder import EncoderOption
-from clozelab.models.hf import family_of, hf_config, to_hf_state
+from clozelab.models.hf import hf_config, to_hf_state
 from clozelab.models.pretrained import CELL, WEIGHTS
 from clozelab.options import build
 from clozelab.running.directories import check_room
@@ -41,12 +41,16 @@ def export(run: Path, target: Path) -> int:
     option = build(config["model"])
     if build(config["masking"]).causal:
         raise ValueError("Hugging Face's encoders read both ways: a run of masking=causal has no class there")
-    described = hf_config(option, tokenizer.vocab_size, tokenizer.pad_id)
-    if family_of(option) in _NAMES_BORDERS:
+    # Of a generator and a discriminator the second is what was wanted; the first is left behind.
+    ours = {name: value for name, value in ours.items() if not name.startswith("generator.")}
+    replaced = any(name.startswith("replaced.") for name in ours)
+    described = hf_config(option, tokenizer.vocab_size, tokenizer.pad_id, replaced)
+    model_type = described["model_type"]
+    if model_type in _NAMES_BORDERS:
         described |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
-    if family_of(option) == "modernbert":
+    if model_type == "modernbert":
         described |= {"cls_token_id": tokenizer.cls_id, "sep_token_id": tokenizer.sep_id}
-    weights = {name: value.contiguous() for name, value in to_hf_state(ours, option).items()}
+    weights = {name: value.contiguous() for name, value in to_hf_state(ours, option, model_type).items()}
     record = next(iter(records.read_records(run / "record.json")), None)
 
     check_room(target, sum(value.nbytes for value in weights.values()) + 10_000_000, "the exported files")
@@ -55,16 +59,18 @@ def export(run: Path, target: Path) -> int:
         metadata = {"format": "pt"} | ({CELL: record.cell} if record else {})
         save_file(weights, folder / WEIGHTS, metadata=metadata)
         shutil.copymode(folder / "config.json", folder / WEIGHTS)  # the library writes it for its owner alone
-        _write_tokenizer(folder, tokenizer, option, config["format"]["max_length"])
+        _write_tokenizer(folder, tokenizer, option, model_type, config["format"]["max_length"])
         if record is not None:
             shutil.copyfile(run / "record.json", folder / "record.json")
-        card = model_card(config, option, record, spent, described["model_type"], tokenizer)
+        card = model_card(config, option, record, spent, model_type, tokenizer, replaced)
         (folder / "README.md").write_text(card, encoding="utf-8")
     print(f"{target}: {described['architectures'][0]}, {sum(value.numel() for value in weights.values()):,} parameters")
     return 0
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, option: EncoderOption, trained_length: int) -> None:
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, option: EncoderOption, model_type: str, trained_length: int
+) -> None:
     special = tokenizer.special_tokens
     inner = copy.deepcopy(tokenizer.inner)
     # As a format puts them in, whatever the file that the vocabulary came from did.
@@ -73,7 +79,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, option: EncoderOption, 
     )
     inner.save(str(folder / "tokenizer.json"))
     names = {f"{role}_token": token for role, token in special.items()}
-    if family_of(option) in _NAMES_BORDERS:
+    if model_type in _NAMES_BORDERS:
         names |= {"bos_token": special["cls"], "eos_token": special["sep"]}
     segments = ["token_type_ids"] if option.segments > 1 else []
     _write_json(

@@ -47,11 +47,10 @@ def fill(run: Path, texts: list[str], top: int) -> int:
 
 
 def load(run: Path) -> tuple[PretrainingModel, Tokenizer]:
-    """The model of a run's newest checkpoint, in evaluation mode, and its tokenizer."""
+    """The model of a run's newest checkpoint (of generator and discriminator the first), for use, and its tokenizer."""
     config, tokenizer, state, _ = read_trained(run)
     if build(config["masking"]).causal:
         raise ValueError(f"{run} was trained from left to right (masking=causal): it cannot see what is behind a mask")
-    has_pair = any(name.startswith("pair.") for name in state)
-    model = PretrainingModel(build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id, pair=has_pair)
+    model = build(config["task"]).build(build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id)
     model.load_state_dict(state)
-    return model.eval(), tokenizer
+    return model.eval().filler, tokenizer

@@ -17,6 +17,7 @@ def model_card(
     spent: Mapping[str, float],
     model_type: str,
     tokenizer: Tokenizer,
+    replaced: bool = False,
 ) -> str:
     """The text of README.md.
 
@@ -27,6 +28,7 @@ def model_card(
         spent: what the run had spent when its weights were written.
         model_type: what Hugging Face calls the encoder.
         tokenizer: of the run.
+        replaced: the model tells replaced tokens, in place of hidden ones.
     """
     import jinja2
 
@@ -44,6 +46,7 @@ def model_card(
         spent={key: spent[key] for key in BUDGETS if key in spent},
         option=option,
         model_type=model_type,
+        replaced=replaced,
         data=_data(record),
         mask=tokenizer.special_tokens["mask"],
         language=config["corpus"].get("language"),

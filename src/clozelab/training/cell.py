@@ -5,7 +5,9 @@ and record.json, which is written last: a cell is done when its record exists. A
 its newest checkpoint. Ranks of a many-device cell replay this very command, never the sweep that started it.
 """
 
+import dataclasses
 import faulthandler
+import functools
 import json
 import logging
 import os
@@ -26,6 +28,9 @@ from torch import Tensor
 
 from clozelab import records
 from clozelab.data.batches import fixed_batches
+from clozelab.data.example_cache import examples_of
+from clozelab.data.examples import Examples
+from clozelab.data.format import FormatOption, format_named
 from clozelab.data.loading import ClozeData, tensors
 from clozelab.data.masking.causal import CausalTargets
 from clozelab.data.masking.cloze import IGNORED, ClozeMasking
@@ -104,13 +109,9 @@ def _run_cell(directory: Path) -> records.Record | None:
         store.tokenizer.save(directory)  # the weights mean nothing without it
     task, read = build(config["task"]), reading(config, store)
     format_, train_examples = read.last.format, read.last.examples
-    tokenizer, has_pair_head = store.tokenizer, pair_objective(task.pair).labels is not None
-    model = PretrainingModel(
-        build(config["model"]),
-        tokenizer.vocab_size,
-        tokenizer.pad_id,
-        pair=has_pair_head,
-        causal=read.last.masking.causal,
+    tokenizer, causal = store.tokenizer, read.last.masking.causal
+    model = task.build(
+        build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id, causal, special_ids=tokenizer.special_ids
     )
     initialise(model, config["seed"])
     checkpoint = directory / CHECKPOINT
@@ -131,7 +132,7 @@ def _run_cell(directory: Path) -> records.Record | None:
         optimizer=build(config["optimizer"]),
         schedule=build(config["schedule"]),
         budget=build(config["budget"]),
-        pair_weight=task.pair_weight,
+        weights=task.weights,
         seed=config["seed"],
         accumulate=trainer_option.accumulate,
         log_every=trainer_option.log_every,
@@ -256,9 +257,14 @@ def measure(
     """Apply every chosen yardstick to the trained model."""
     model.eval()
     device = next(model.parameters()).device
-    examples_of = {"train": train_examples}
-    if config["evaluation"]:
-        examples_of["validation"] = format_.examples(store, "validation")
+    sampled = build(config["task"]).samples
+
+    @functools.cache
+    def cut(split: str, format_name: str | None) -> tuple[FormatOption, Examples]:
+        if format_name is None:
+            return format_, train_examples if split == "train" else examples_of(store, format_, split)
+        named = format_named(format_name, format_.max_length)
+        return named, examples_of(store, named, split)
 
     def batches(
         split: str,
@@ -269,11 +275,12 @@ def measure(
         limit: int,
         rate: float = 0.15,
         causal: bool = False,
+        format: str | None = None,
     ) -> Iterator[dict[str, Tensor]]:
-        examples = examples_of[split]
+        seen, examples = cut(split, format)
         masking: ClozeMasking | CausalTargets = CausalTargets() if causal else ClozeMasking(rate=rate)
         for batch in fixed_batches(
-            store, examples, format_, pair_objective(pair), masking, seed, EVALUATION_BATCH, limit
+            store, examples, seen, pair_objective(pair), masking, seed, EVALUATION_BATCH, limit, sampled
         ):
             if not masked:
                 rows_BK, used_BK = np.arange(len(batch["input_ids"]))[:, None], batch["target_ids"] != IGNORED
@@ -291,13 +298,14 @@ def measure(
     total = Measured()
     for name, node in config["evaluation"].items():
         begin = time.perf_counter()
-        measured = build(node).measure(subject)
+        yardstick = build(node)
+        measured = yardstick.measure(subject)
         # Two values compare only where data, format and the yardstick's own settings are the same.
-        fixed = records.fingerprint({"yardstick": node, "format": config["format"]}, store.fingerprint)
+        seen = config["format"] if yardstick.format is None else dataclasses.asdict(yardstick.sees(format_))
+        fixed = records.fingerprint({"yardstick": node, "format": seen}, store.fingerprint)
         for metric in measured.metrics.values():
             metric["yardstick"] = f"{name}@{fixed}"
-        total.metrics |= measured.metrics
-        total.scores |= measured.scores
+        total |= measured
         values = {key: round(float(metric["value"]), 4) for key, metric in measured.metrics.items()}
         log.info("%s (%.1f s): %s", name, time.perf_counter() - begin, values)
     return total

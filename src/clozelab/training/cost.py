@@ -7,7 +7,8 @@ Convention for FLOPs (Kaplan et al. 2020, section 2.1, made exact):
 * applications count, not parameters: a shared layer applied 12 times costs 12 times;
 * what is computed counts: the masked-language-model head runs on the targets alone, and the last block, but for its
   keys and values, on the positions that the heads read (targets, and the first position if there is a pair head).
-  Local attention is computed as a full product under a mask, so a window changes nothing;
+  Local attention is computed as a full product under a mask, so a window changes nothing. The generator's head runs
+  once more where tokens are drawn, which is not counted;
 * sequences count as full, padding like tokens (on a CPU much of it is skipped: `models/layout.py`).
 
 This is what `torch.utils.flop_counter` counts in a step, but for two things. On a CPU targets are filled up to a
@@ -32,7 +33,10 @@ _FFN_HALF = ("ffn", "ffn_norm", "ffn_out_norm")
 
 
 def parameters(model: nn.Module) -> dict[str, int]:
-    """Counts of a model that holds one `Encoder`.
+    """Counts of a model.
+
+    Args:
+        model: it holds one `Encoder`, or several (a generator beside it); embeddings are those of the first.
 
     Returns:
         unique: parameters, a tied or shared one counted once.
@@ -42,11 +46,11 @@ def parameters(model: nn.Module) -> dict[str, int]:
         embedding: token, position and segment embeddings.
         non_embedding: unique - embedding.
     """
-    encoder = next(module for module in model.modules() if isinstance(module, Encoder))
+    encoders = [module for module in model.modules() if isinstance(module, Encoder)]
     unique = _size(model)
-    owned = _owned_by_layers(encoder)
+    owned = [one for encoder in encoders for one in _owned_by_layers(encoder)]
     applied = unique + sum(size * (applications - 1) for size, applications in owned)
-    embeddings = encoder.embeddings
+    embeddings = encoders[0].embeddings
     tables = (embeddings.token, embeddings.position, embeddings.segment)
     embedding = sum(_size(table) for table in tables if table is not None)
     return {
@@ -76,7 +80,13 @@ def _owned_by_layers(encoder: Encoder) -> list[tuple[int, int]]:
 
 
 def forward_parts(
-    option: EncoderOption, batch_size: int, length: int, vocab_size: int, targets: int, pair: bool = False
+    option: EncoderOption,
+    batch_size: int,
+    length: int,
+    vocab_size: int,
+    targets: int,
+    pair: bool = False,
+    generator: EncoderOption | None = None,
 ) -> dict[str, float]:
     """FLOPs of each part of one forward pass.
 
@@ -86,10 +96,21 @@ def forward_parts(
         vocab_size: V.
         targets: in each sequence.
         pair: whether there is a pair head.
+        generator: the encoder that fills the targets; `option` then tells of every token whether it was put in.
 
     Returns:
-        embedding (its projection), attention and ffn (of all layers, projections included), mlm_head, pair_head.
+        embedding (its projection), attention and ffn (of all layers, projections included), mlm_head, pair_head; with a
+        generator its parts as generator_..., and replaced_head in place of mlm_head.
     """
+    if generator is not None:
+        made = forward_parts(generator, batch_size, length, vocab_size, targets)
+        # All of the discriminator's places are asked for: each is told of, the first one of the pair too.
+        told = forward_parts(option, batch_size, length, vocab_size, length)
+        h = option.hidden
+        told["pair_head"] = float(batch_size * 2 * (h * h + h * 2) if pair else 0)
+        told["replaced_head"] = float(batch_size * length * 2 * (h * h + h))
+        del told["mlm_head"], made["pair_head"]
+        return {f"generator_{part}": flops for part, flops in made.items()} | told
     b, s, v, h, e, o = batch_size, length, vocab_size, option.hidden, option.embedding_size, option.output_width
     keys_and_values = 2 * option.key_value_heads * (h // option.heads)
     up = option.ffn_width * (2 if option.activation in GATED else 1)
@@ -114,14 +135,26 @@ def forward_parts(
 
 
 def forward_flops(
-    option: EncoderOption, batch_size: int, length: int, vocab_size: int, targets: int, pair: bool = False
+    option: EncoderOption,
+    batch_size: int,
+    length: int,
+    vocab_size: int,
+    targets: int,
+    pair: bool = False,
+    generator: EncoderOption | None = None,
 ) -> float:
     """FLOPs of one forward pass; the arguments are those of `forward_parts`."""
-    return sum(forward_parts(option, batch_size, length, vocab_size, targets, pair).values())
+    return sum(forward_parts(option, batch_size, length, vocab_size, targets, pair, generator).values())
 
 
 def flops(
-    option: EncoderOption, batch_size: int, length: int, vocab_size: int, targets: int, pair: bool = False
+    option: EncoderOption,
+    batch_size: int,
+    length: int,
+    vocab_size: int,
+    targets: int,
+    pair: bool = False,
+    generator: EncoderOption | None = None,
 ) -> float:
     """FLOPs of one training step: forward and backward."""
-    return 3 * forward_flops(option, batch_size, length, vocab_size, targets, pair)
+    return 3 * forward_flops(option, batch_size, length, vocab_size, targets, pair, generator)

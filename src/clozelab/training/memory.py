@@ -27,7 +27,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from clozelab.models.encoder import EncoderOption
+from clozelab.models.loss import replaced_losses
 from clozelab.models.pretraining import PretrainingModel
+from clozelab.models.replaced import ReplacedTokenModel
 from clozelab.training.precision import autocast
 
 # Columns that the loss on a CPU joins to the hidden states (`models/loss.py`).
@@ -43,6 +45,7 @@ def memory(
     pair: bool,
     accelerator: str,
     precision: str,
+    generator: EncoderOption | None = None,
 ) -> dict[str, int]:
     """Bytes of one training step on one device.
 
@@ -54,15 +57,27 @@ def memory(
         pair: whether there is a pair head.
         accelerator: "cpu" or "cuda".
         precision: "fp32" or "bf16".
+        generator: the encoder that fills the targets; `option` then tells of every token whether it was put in.
 
     Returns:
         weights, gradients, moments (two of each parameter, as Adam has), activations; all but the last in float32.
     """
     with torch.device("meta"):
-        model = PretrainingModel(option, vocab_size, 0, pair=pair)
+        model: PretrainingModel
+        if generator is None:
+            model = PretrainingModel(option, vocab_size, 0, pair=pair)
+        else:
+            model = ReplacedTokenModel(option, generator, vocab_size, 0, pair=pair)
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     kept = _kept_on_cpu if accelerator == "cpu" else _kept_on_gpu
-    activations = by_layers(option, lambda o: kept(o, sequences, length, vocab_size, targets, pair, precision))
+
+    def of(encoder: EncoderOption, pair: bool, replaced: bool) -> int:
+        return by_layers(encoder, lambda o: kept(o, sequences, length, vocab_size, targets, pair, precision, replaced))
+
+    if generator is None:
+        activations = of(option, pair, replaced=False)
+    else:
+        activations = of(generator, pair=False, replaced=False) + of(option, pair, replaced=True)
     return {"weights": weights, "gradients": weights, "moments": 2 * weights, "activations": activations}
 
 
@@ -96,8 +111,17 @@ def kept_bytes(forward: Callable[[], object], model: torch.nn.Module) -> int:
 
 
 def _kept_on_cpu(
-    option: EncoderOption, sequences: int, length: int, vocab_size: int, targets: int, pair: bool, precision: str
+    option: EncoderOption,
+    sequences: int,
+    length: int,
+    vocab_size: int,
+    targets: int,
+    pair: bool,
+    precision: str,
+    replaced: bool = False,
 ) -> int:
+    if replaced:
+        return _kept_by_discriminator(option, sequences, length, vocab_size, pair, precision)
     with FakeTensorMode():
         model = PretrainingModel(option, vocab_size, 0, pair=pair)
         ids_BS = torch.zeros(sequences, length, dtype=torch.long)
@@ -117,12 +141,37 @@ def _kept_on_cpu(
     return kept + sequences * targets * (item * (width + _JOINED) + item * vocab_size + 4 + 4 * width)
 
 
+def _kept_by_discriminator(
+    option: EncoderOption, sequences: int, length: int, vocab_size: int, pair: bool, precision: str
+) -> int:
+    with FakeTensorMode():
+        model = PretrainingModel(option, vocab_size, 0, mlm=False, pair=pair, replaced=True)
+        ids_BS = torch.zeros(sequences, length, dtype=torch.long)
+        labels_BS = torch.zeros(sequences, length, dtype=torch.bool)
+
+        def forward() -> tuple[Tensor, ...]:
+            assert model.replaced is not None
+            with autocast(precision, "cpu"):
+                hidden_BSH = model.encoder(ids_BS, ids_BS, None)
+                told = replaced_losses(model.replaced(hidden_BSH), labels_BS)
+                return told if model.pair is None else (*told, model.pair(hidden_BSH))
+
+        return kept_bytes(forward, model)
+
+
 def _kept_on_gpu(
-    option: EncoderOption, sequences: int, length: int, vocab_size: int, targets: int, pair: bool, precision: str
+    option: EncoderOption,
+    sequences: int,
+    length: int,
+    vocab_size: int,
+    targets: int,
+    pair: bool,
+    precision: str,
+    replaced: bool = False,
 ) -> int:
     # Tensors without memory take the way of those on a GPU through the model.
     with torch.device("meta"):
-        model = PretrainingModel(option, vocab_size, 0, pair=pair)
+        model = PretrainingModel(option, vocab_size, 0, mlm=not replaced, pair=pair, replaced=replaced)
         ids_BS = torch.zeros(sequences, length, dtype=torch.long)
         place_BK = torch.zeros(sequences, targets, dtype=torch.long)
         batch = {
@@ -132,6 +181,7 @@ def _kept_on_gpu(
             "target_positions": place_BK,
             "target_ids": place_BK,
             "pair_labels": torch.zeros(sequences, dtype=torch.long),
+            "replaced": torch.zeros(sequences, length, dtype=torch.bool),
         }
     with _AsOnGpu(half=precision == "bf16"):
         return kept_bytes(lambda: model(batch), model)

@@ -1,15 +1,17 @@
 """The LightningModule: one optimiser step over one global batch.
 
-loss = (sum of token losses) / (targets of the step) + w * (sum of pair losses) / (sequences of the step)
+loss = w_mlm * (sum of target losses) / (targets of the step)
+     + w_pair * (sum of pair losses) / (sequences of the step)
+     + w_replaced * (sum of losses of replaced-token detection) / (non-pad tokens of the step)
 
-Both means run over the whole step: all micro-batches of all ranks. A batch of 8 in one piece, in 4 x 2 or on two ranks
-has one loss and one gradient. A step without targets gives 0 and zero gradients. (Pitfall: a mean of means gives short
-micro-batches the weight of long ones.)
+with the parts that the task has. The means run over the whole step: all micro-batches of all ranks. A batch of 8 in one
+piece, in 4 x 2 or on two ranks has one loss and one gradient. A step without targets gives 0 and zero gradients.
+(Pitfall: a mean of means gives short micro-batches the weight of long ones.)
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +23,9 @@ from clozelab.models.pretraining import PretrainingModel
 from clozelab.seeds import stream_key
 from clozelab.training.budget import Spent
 from clozelab.training.precision import autocast
+
+PARTS = ("mlm", "pair", "replaced")
+"""Parts of the loss."""
 
 
 class Diverged(RuntimeError):
@@ -35,7 +40,7 @@ class PretrainingModule(pl.LightningModule):
         optimizer: the optimiser option (lr, clip; makes the parameter groups).
         schedule: the schedule option; its `factor(progress)` scales the learning rate.
         budget: the budget option; its `progress(spent)` ends the run at 1.
-        pair_weight: w above.
+        weights: w above, by the name of the part.
         seed: of the dropout stream.
         accumulate: micro-batches a step.
         log_every: optimiser steps between two rows of the log.
@@ -50,7 +55,7 @@ class PretrainingModule(pl.LightningModule):
         optimizer: Any,
         schedule: Any,
         budget: Any,
-        pair_weight: float,
+        weights: Mapping[str, float],
         seed: int,
         accumulate: int,
         log_every: int,
@@ -64,7 +69,7 @@ class PretrainingModule(pl.LightningModule):
         self.optimizer_option = optimizer
         self.schedule = schedule
         self.budget = budget
-        self.pair_weight = pair_weight
+        self.weights = dict(weights)
         self.seed = seed
         self.accumulate = accumulate
         self.log_every = log_every
@@ -109,18 +114,21 @@ class PretrainingModule(pl.LightningModule):
             group["lr"] = learning_rate
 
         world = self.trainer.world_size
+        numbers = {"mlm": max(targets, 1), "pair": rows, "replaced": max(nonpad, 1)}
         for micro in self._micro_batches(batch):
             with self.autocast():
                 output = self.model(micro)
             # DDP averages gradients over ranks; times the world size the average is the equation's sum.
-            loss = world * output.mlm_loss / max(targets, 1)
-            if self.model.pair is not None:
-                loss = loss + world * self.pair_weight * output.pair_loss / rows
+            loss = world * sum(
+                self.weights[part] * part_loss / number
+                for part, number in numbers.items()
+                if (part_loss := getattr(output, f"{part}_loss")) is not None
+            )
             if world > 1:
                 self.manual_backward(loss)  # arms the hooks by which DDP averages gradients
             else:
                 loss.backward()  # type: ignore[no-untyped-call]
-            sums = {key: getattr(output, key) for key in ("mlm_loss", "mlm_correct", "pair_loss", "pair_correct")}
+            sums = {f"{part}_{of}": getattr(output, f"{part}_{of}") for part in PARTS for of in ("loss", "correct")}
             self._add_to_window(**{key: value.detach() for key, value in sums.items() if value is not None})
         norm = self.optimizer_option.step(optimizer, self.model)
         optimizer.zero_grad(set_to_none=True)
@@ -172,23 +180,23 @@ class PretrainingModule(pl.LightningModule):
     def _log_row(self, learning_rate: float, norm: Tensor) -> None:
         window, self._window = self._window, {}
         if self.trainer.world_size > 1:
-            for key in [key for key in window if key.startswith(("mlm_", "pair_"))]:
+            for key in [key for key in window if key.startswith(PARTS)]:
                 window[key] = self.trainer.strategy.reduce(window[key], reduce_op="sum")
         sums = {key: float(value) for key, value in window.items()}
-        targets, rows = max(sums["targets"], 1), max(sums["rows"], 1)
+        numbers = {"mlm": sums["targets"], "pair": sums["rows"], "replaced": sums["tokens"]}
         row = {
-            "loss/mlm": sums["mlm_loss"] / targets,
-            "accuracy/mlm": sums["mlm_correct"] / targets,
+            f"{name}/{part}": sums[f"{part}_{of}"] / max(number, 1)
+            for part, number in numbers.items()
+            for name, of in (("loss", "loss"), ("accuracy", "correct"))
+            if f"{part}_{of}" in sums
+        } | {
             "learning_rate": learning_rate,
             "gradient_norm": float(norm),
             "progress": min(self.budget.progress(self.spent), 1.0),
             "tokens_per_second": sums["tokens"] / max(sums["seconds"], 1e-9),
             **{f"spent/{key}": value for key, value in self.spent.as_dict().items() if key != "steps"},
         }
-        if self.model.pair is not None:
-            row["loss/pair"] = sums["pair_loss"] / rows
-            row["accuracy/pair"] = sums["pair_correct"] / rows
-        if not math.isfinite(row["loss/mlm"] + row.get("loss/pair", 0.0)):
+        if not math.isfinite(sum(value for name, value in row.items() if name.startswith("loss/"))):
             raise Diverged(
                 f"the loss is not finite at step {self.spent.steps}; lower optimizer.lr or raise schedule.warmup"
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clozelab.data.batches import Batches, rows_of
-from clozelab.data.pairs import pair_objective
+from clozelab.data.example_cache import examples_of
 from clozelab.data.phases import Phases, formats_of
 from clozelab.data.store import Store
 from clozelab.options import build
@@ -39,19 +39,26 @@ def reading(config: dict[str, Any], store: Store) -> Reading:
             stands beside a budget whose use by a step is not known beforehand.
     """
     masking, task, trainer, budget = (build(config[key]) for key in ("masking", "task", "trainer", "budget"))
-    objective, model = pair_objective(task.pair), build(config["model"])
+    model = build(config["model"])
+    generator = task.generator(model)
     first_steps, phases, flops = [0], [], []
     begin = 0.0
     for end, format_ in formats_of(config, build(config["format"])):
-        examples = format_.examples(store, "train")
-        lengths_N, rows = format_.lengths(examples), config["batch_size"]
+        examples = examples_of(store, format_, "train")
+        mean_length, rows = format_.mean_length(examples), config["batch_size"]
         if config.get("batch_tokens") is not None:
-            rows = rows_of(config["batch_tokens"], lengths_N, trainer.accumulate * trainer.devices)
-        phases.append(Batches(store, examples, format_, objective, masking, config["seed"], rows))
-        targets, pair = masking.targets(format_.max_length), objective.labels is not None
-        flops.append(cost.flops(model, rows, format_.max_length, store.tokenizer.vocab_size, targets, pair))
+            rows = rows_of(config["batch_tokens"], mean_length, trainer.accumulate * trainer.devices)
+        phases.append(
+            Batches(
+                *(store, examples, format_, task.objective, masking, config["seed"], rows),
+                first_step=first_steps[-1],
+                sampled=task.samples,
+            )
+        )
+        targets, vocab_size = masking.targets(format_.max_length), store.tokenizer.vocab_size
+        flops.append(cost.flops(model, rows, format_.max_length, vocab_size, targets, task.has_pair, generator))
         if end < 1:
-            positions, nonpad = rows * format_.max_length, round(rows * float(lengths_N.mean()))
+            positions, nonpad = rows * format_.max_length, round(rows * mean_length)
             share = budget.progress(Spent(1, positions, nonpad, rows * targets, rows, flops[-1]))
             if share == 0:
                 raise ValueError(

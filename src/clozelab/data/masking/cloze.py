@@ -165,7 +165,9 @@ class ClozeMasking:
             first_BC = None
         else:
             assert starts_word_BS is not None or not self.needs_words
-            inner_BS = seeds.bits(seed, f"{stream}-units", key, example_ids, S)
+            inner_BS = np.broadcast_to(np.uint64(0), (B, S))
+            if self.selection.needs_draws:
+                inner_BS = seeds.bits(seed, f"{stream}-units", key, example_ids, S)
             words_BS = np.ones_like(maskable_BS) if starts_word_BS is None else starts_word_BS
             unit_BS = self.selection.units(ids_BS, maskable_BS, words_BS, tokenizer, inner_BS)
             at_BC, used_BC = _slots(choose(unit_BS, count_B, order_BS), slots)
@@ -288,12 +290,10 @@ def _drawn_tokens(
 
 def _slots(chosen_BS: Bools, slots: int) -> tuple[Ints, Bools]:
     """(positions [B, C] that are chosen, rising; which are in use)."""
-    rows_N, at_N = np.nonzero(chosen_BS)
-    count_B = chosen_BS.sum(axis=1)
-    slot_N = np.arange(len(rows_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
-    at_BC = np.zeros((len(chosen_BS), slots), dtype=np.int64)
-    at_BC[rows_N, slot_N] = at_N
-    return at_BC, np.arange(slots) < count_B[:, None]
+    used_BC = np.arange(slots) < np.count_nonzero(chosen_BS, axis=1)[:, None]
+    at_BC = np.zeros(used_BC.shape, dtype=np.int64)
+    at_BC[used_BC] = np.flatnonzero(chosen_BS) % chosen_BS.shape[1]  # both in the order of rows, then of positions
+    return at_BC, used_BC
 
 
 def _first_of_unit(unit_BC: Ints) -> Ints:

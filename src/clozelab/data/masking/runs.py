@@ -9,29 +9,51 @@ masked words' number cuts short is left out of neither.
 import numpy as np
 import numpy.typing as npt
 
-from clozelab.data.masking.selection import Bools, Ints, numbered
+from clozelab.data.masking.selection import Bools, Ints, Selection, numbered
+from clozelab.data.tokenizers import Tokenizer
 
 
-def run_units(
-    starts_word_BS: Bools,
-    maskable_BS: Bools,
-    law: npt.NDArray[np.float64],
-    draws_BS: npt.NDArray[np.uint64],
-) -> Ints:
-    """[B, S] numbers of runs of words; `law[n - 1]` is the probability of a run of n words."""
-    B = len(maskable_BS)
-    word_BS = numbered(starts_word_BS, maskable_BS)
-    words = int(word_BS.max(initial=-1)) + 1
-    if words == 0:
-        return word_BS
-    uniform_BW = (draws_BS[:, :words] >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    length_BW = np.minimum(np.searchsorted(np.cumsum(law), uniform_BW, side="right"), len(law) - 1) + 1
-    begin_BW = np.cumsum(length_BW, axis=1) - length_BW
-    begins_BW = np.zeros((B, words + 1), dtype=bool)
-    np.put_along_axis(begins_BW, np.minimum(begin_BW, words), True, axis=1)
-    # A run of words never goes on behind what is not text (the border of two segments).
-    first_word_BS = np.diff(word_BS, axis=1, prepend=-1) != 0
-    after_gap_BS = np.ones_like(maskable_BS)
-    after_gap_BS[:, 1:] = ~maskable_BS[:, :-1]
-    run_begins_BS = np.take_along_axis(begins_BW, np.maximum(word_BS, 0), axis=1) & first_word_BS
-    return numbered(run_begins_BS | after_gap_BS, maskable_BS)
+class RunSelection(Selection):
+    """Runs of words as units; an option of this kind says how long they are."""
+
+    @property
+    def law(self) -> npt.NDArray[np.float64]:
+        """[longest]: the probability of a run of 1, 2, ... words."""
+        raise NotImplementedError
+
+    def units(
+        self,
+        ids_BS: Ints,
+        maskable_BS: Bools,
+        starts_word_BS: Bools,
+        tokenizer: Tokenizer,
+        draws_BS: npt.NDArray[np.uint64],
+    ) -> Ints:
+        B, S = maskable_BS.shape
+        after_gap_BS = np.ones_like(maskable_BS)
+        after_gap_BS[:, 1:] = ~maskable_BS[:, :-1]
+        begins_word_BS = maskable_BS & (starts_word_BS | after_gap_BS)
+        words_B = np.count_nonzero(begins_word_BS, axis=1)
+        word_N = np.flatnonzero(begins_word_BS)  # where the words of all rows begin
+        begin_BW = _begins(self.law, draws_BS, int(words_B.max(initial=0)))
+        # A run of words never goes on behind what is not text (the border of two segments): `numbered` sees to that.
+        run_begins_BS = np.zeros((B, S), dtype=bool)
+        base_B1 = (np.cumsum(words_B) - words_B)[:, None]
+        run_begins_BS.ravel()[word_N[(begin_BW + base_B1)[begin_BW < words_B[:, None]]]] = True
+        return numbered(run_begins_BS, maskable_BS)
+
+
+def _begins(law: npt.NDArray[np.float64], draws_BS: npt.NDArray[np.uint64], words: int) -> Ints:
+    """[B, W]: the word with which each run of a row begins; the last runs begin at `words` or behind."""
+    mean = float(law @ np.arange(1, len(law) + 1))
+    wide = min(words, int(words / mean * 1.5) + 8)
+    while True:
+        uniform_BW = (draws_BS[:, :wide] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        # As `searchsorted`, which is slower for the few lengths that laws have.
+        length_BW = np.ones(uniform_BW.shape, dtype=np.int64)
+        for edge in np.cumsum(law)[:-1].tolist():
+            length_BW += uniform_BW >= edge
+        end_BW = np.cumsum(length_BW, axis=1)
+        if wide == words or end_BW[:, -1].min(initial=words) >= words:
+            return end_BW - length_BW
+        wide = min(words, 2 * wide)  # runs were shorter than one could expect

@@ -19,12 +19,16 @@ from clozelab.data.tokenizers import Tokenizer
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_AT_ONCE = 32  # units of a row that are looked at before asking whether all rows have what they need
+
 
 class Selection:
     """What an option of the group `masking/selection` can do."""
 
     needs_words: ClassVar[bool] = True
     """Whether the units are made of words: then the tokenizer must know where they begin."""
+    needs_draws: ClassVar[bool] = True
+    """Whether the units are drawn; where they are not, `units` is given no draws to look at."""
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise ValueError where the tokenizer cannot carry this selection."""
@@ -50,7 +54,7 @@ class Selection:
             maskable_BS: True at text.
             starts_word_BS: True where a word begins; looked at only at text.
             tokenizer: theirs.
-            draws_BS: 64 random bits for every position, this selection's own.
+            draws_BS: 64 random bits for every position, this selection's own; zeros without `needs_draws`.
         """
         raise NotImplementedError
 
@@ -60,7 +64,10 @@ def numbered(first_BS: Bools, maskable_BS: Bools) -> Ints:
     after_gap_BS = np.ones_like(maskable_BS)
     after_gap_BS[:, 1:] = ~maskable_BS[:, :-1]
     begins_BS = maskable_BS & (first_BS | after_gap_BS)
-    return np.where(maskable_BS, np.cumsum(begins_BS, axis=1) - 1, -1)
+    number_BS: Ints = np.cumsum(begins_BS, axis=1)
+    number_BS *= maskable_BS
+    number_BS -= 1
+    return number_BS
 
 
 def choose(unit_BS: Ints, count_B: Ints, draws_BS: npt.NDArray[np.uint64]) -> Bools:
@@ -75,31 +82,38 @@ def choose(unit_BS: Ints, count_B: Ints, draws_BS: npt.NDArray[np.uint64]) -> Bo
     U = int(unit_BS.max(initial=-1)) + 1
     if U == 0:
         return np.zeros((B, S), dtype=bool)
-    here_BS = unit_BS >= 0
-    flat_BS = unit_BS + np.arange(B)[:, None] * U
-    length_BU = np.bincount(flat_BS[here_BS], minlength=B * U).reshape(B, U)
-    order_BU = np.argsort(np.where(length_BU > 0, draws_BS[:, :U], ~np.uint64(0)), axis=1, kind="stable")
-    length_BU = np.take_along_axis(length_BU, order_BU, axis=1)
-    left_B1 = count_B[:, None].copy()
-    taken_BU = np.zeros((B, U), dtype=bool)
-    live_BU = length_BU > 0
-    # One pass takes units up to the first that does not fit. That one and all that are as long are passed over for good
-    # (what is left only shrinks), and the next pass goes on behind it: in all, what one would do unit by unit.
-    while True:
-        live_BU &= length_BU <= left_B1
-        if not live_BU.any():
+    # Units by one number; what may not be masked counts towards one more that no row has.
+    flat_BS = np.where(unit_BS >= 0, unit_BS + np.arange(B)[:, None] * U, B * U)
+    length_BU = np.bincount(flat_BS.ravel(), minlength=B * U + 1)[:-1].reshape(B, U)
+    # A unit's number rides in the low bits of its own draw: one sort of plain numbers gives the order and no ties.
+    low = np.uint64((1 << U.bit_length()) - 1)
+    order_BU = (draws_BS[:, :U] & ~low) | np.arange(U, dtype=np.uint64)
+    order_BU[length_BU == 0] = ~np.uint64(0)
+    order_BU.sort(axis=1)
+    left_B = count_B.astype(np.int64)
+    taken: list[Ints] = []
+    any_B = np.zeros(B, dtype=bool)
+    for begin in range(0, U, _AT_ONCE):
+        # Turned, so that what is done to all rows at once lies together. A row that lacks units lacks the last of U,
+        # which stands in for them: its length is 0.
+        part_WB = np.minimum((order_BU[:, begin : begin + _AT_ONCE].T & low).astype(np.int64), U - 1)
+        part_WB += np.arange(B) * U
+        length_WB = length_BU.ravel()[part_WB]
+        taken_WB = np.zeros(part_WB.shape, dtype=bool)
+        for length_B, taken_B in zip(length_WB, taken_WB, strict=True):
+            np.less_equal(length_B, left_B, out=taken_B)
+            left_B -= length_B * taken_B
+        taken_WB &= length_WB > 0
+        any_B |= taken_WB.any(axis=0)
+        taken.append(part_WB[taken_WB])
+        if not left_B.any():
             break
-        total_BU = np.cumsum(np.where(live_BU, length_BU, 0), axis=1)
-        fits_BU = live_BU & (total_BU <= left_B1)
-        taken_BU |= fits_BU
-        left_B1 -= np.where(fits_BU, length_BU, 0).sum(axis=1, keepdims=True)
-        live_BU &= ~fits_BU
-    chosen_BU = np.zeros((B, U), dtype=bool)
-    np.put_along_axis(chosen_BU, order_BU, taken_BU, axis=1)
-    chosen_BS: Bools = chosen_BU.ravel()[np.where(here_BS, flat_BS, 0)] & here_BS
-    (bare_R,) = np.nonzero(~taken_BU.any(axis=1) & (count_B > 0) & (length_BU[:, 0] > 0))
+    chosen = np.zeros(B * U + 1, dtype=bool)
+    chosen[np.concatenate(taken)] = True
+    chosen_BS: Bools = chosen.take(flat_BS)
+    (bare_R,) = np.nonzero(~any_B & (count_B > 0) & (length_BU[:, 0] > 0))
     if len(bare_R):
         # No unit is short enough: the first in the order is cut to the row's number, as SpanBERT cuts its last span.
-        of_first_RS = unit_BS[bare_R] == order_BU[bare_R, :1]
+        of_first_RS = unit_BS[bare_R] == (order_BU[bare_R, :1] & low).astype(np.int64)
         chosen_BS[bare_R] = of_first_RS & (np.cumsum(of_first_RS, axis=1) <= count_B[bare_R, None])
     return chosen_BS

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clozelab.models.encoder import EncoderOption
-from clozelab.models.hf.maps import FAMILIES, Family
+from clozelab.models.hf.maps import DISCRIMINATOR, FAMILIES, Family
 from clozelab.models.layers import ACTIVATIONS, GATED
 from clozelab.models.positions.learned import LearnedOption
 from clozelab.models.positions.rope import RopeOption
@@ -80,17 +80,18 @@ def _refused(key: str, value: Any, family: Family) -> ValueError:
     return ValueError(f"{key}={value} has no counterpart in Hugging Face's {family.model_type}")
 
 
-def hf_config(option: EncoderOption, vocab_size: int, pad_id: int) -> dict[str, Any]:
-    """What belongs into config.json, with the masked-language-model class as the architecture.
+def hf_config(option: EncoderOption, vocab_size: int, pad_id: int, replaced: bool = False) -> dict[str, Any]:
+    """What belongs into config.json, with the masked-language-model class as the architecture, or with `replaced` the
+    class that tells replaced tokens.
 
     Raises:
         ValueError: the nearest family cannot hold this encoder; names the setting, its value and the family.
     """
-    family = FAMILIES[family_of(option)]
+    family = FAMILIES[DISCRIMINATOR if replaced else family_of(option)]
     check(option, family)
     config: dict[str, Any] = {
         "model_type": family.model_type,
-        "architectures": [family.architecture],
+        "architectures": [family.discriminator if replaced else family.architecture],
         "vocab_size": vocab_size,
         "pad_token_id": pad_id,
     }

@@ -26,6 +26,8 @@ class Family:
     """Their class with the masked-language-model head."""
     names: Mapping[str, Names]
     """Our parameters -> theirs."""
+    discriminator: str | None = None
+    """Their class with the head of replaced tokens."""
     settings: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     """Their settings -> ours. What needs more than another name is in `config`."""
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -226,6 +228,7 @@ DISTILBERT = Family(
 ELECTRA = Family(
     model_type="electra",
     architecture="ElectraForMaskedLM",
+    discriminator="ElectraForPreTraining",
     names={
         **_bert_body("electra"),
         "encoder.embeddings.project": "electra.embeddings_project",
@@ -233,6 +236,8 @@ ELECTRA = Family(
         "mlm.norm": "generator_predictions.LayerNorm",
         "mlm.weight": "generator_lm_head.weight",
         "mlm.bias": "generator_lm_head.bias",
+        "replaced.dense": "discriminator_predictions.dense",
+        "replaced.output": "discriminator_predictions.dense_prediction",
         **_OUR_PAIR,
     },
     settings={
@@ -300,5 +305,8 @@ MODERNBERT = Family(
     only={"decoder_bias": True},
     unused=("pair.", *_OTHER_HEADS),
 )
+
+# The family that has a class for the head of replaced tokens.
+DISCRIMINATOR = ELECTRA.model_type
 
 FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)}

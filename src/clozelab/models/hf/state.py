@@ -61,7 +61,9 @@ class Filler(NamedTuple):
     """What may differ from it and still be rounding."""
 
 
-def from_hf_state(state: Mapping[str, Tensor], option: EncoderOption, pair: bool = False) -> dict[str, Tensor]:
+def from_hf_state(
+    state: Mapping[str, Tensor], option: EncoderOption, pair: bool = False, mlm: bool = True, replaced: bool = False
+) -> dict[str, Tensor]:
     """The state dict of our `PretrainingModel`, made of that of a masked-language-model or pre-training class of any of
     the six families. The names in it tell which family it is; a family that the option could also be written as is
     no obstacle (an ELECTRA as wide as its embedding is a BERT).
@@ -70,6 +72,8 @@ def from_hf_state(state: Mapping[str, Tensor], option: EncoderOption, pair: bool
         state: theirs; buffers, tied copies and other heads may be present or absent.
         option: describes the same model (`option_of` makes it).
         pair: include the pair head.
+        mlm: include the masked-language-model head.
+        replaced: include the head of replaced tokens.
 
     Raises:
         ValueError: a setting that the family cannot have; or all names that the option calls for and the state lacks,
@@ -92,7 +96,7 @@ def from_hf_state(state: Mapping[str, Tensor], option: EncoderOption, pair: bool
     if option.tie_output and token in state:
         state[theirs_of("mlm.weight", option, family)[0]] = state[token]
 
-    model = _skeleton(option, len(state[token]) if token in state else 1, pair)
+    model = _skeleton(option, len(state[token]) if token in state else 1, pair, mlm, replaced)
     result = made_of(state, model, option, family)
     used = {part for name in model for part in theirs_of(name, option, family)} | copies.keys()
     for name, filler in fillers(option, family).items():
@@ -189,8 +193,10 @@ def _family_of_state(state: Mapping[str, Tensor], option: EncoderOption) -> Fami
     return FAMILIES[family_of(option)]
 
 
-def _skeleton(option: EncoderOption, vocab_size: int, pair: bool) -> dict[str, Tensor]:
+def _skeleton(option: EncoderOption, vocab_size: int, pair: bool, mlm: bool, replaced: bool) -> dict[str, Tensor]:
     from clozelab.models.pretraining import PretrainingModel
 
     with torch.device("meta"):
-        return PretrainingModel(option, vocab_size, 0, pair=pair).state_dict()
+        # With a head at least, whether or not it is asked for.
+        model = PretrainingModel(option, vocab_size, 0, mlm=mlm, pair=True, replaced=replaced)
+        return {name: value for name, value in model.state_dict().items() if pair or not name.startswith("pair.")}

@@ -5,15 +5,13 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from clozelab.data.masking.runs import run_units
-from clozelab.data.masking.selection import Bools, Ints, Selection
-from clozelab.data.tokenizers import Tokenizer
+from clozelab.data.masking.runs import RunSelection
 from clozelab.options import option
 
 
 @option("masking/selection", "ngram")
 @dataclasses.dataclass
-class NgramSelection(Selection):
+class NgramSelection(RunSelection):
     """ALBERT's n-gram masking, over whole words."""
 
     longest: int = 3
@@ -28,13 +26,3 @@ class NgramSelection(Selection):
         """[N]: p(n) = (1/n) / sum of 1/k."""
         inverse_N = 1 / np.arange(1, self.longest + 1)
         return np.asarray(inverse_N / inverse_N.sum(), dtype=np.float64)
-
-    def units(
-        self,
-        ids_BS: Ints,
-        maskable_BS: Bools,
-        starts_word_BS: Bools,
-        tokenizer: Tokenizer,
-        draws_BS: npt.NDArray[np.uint64],
-    ) -> Ints:
-        return run_units(starts_word_BS, maskable_BS, self.law, draws_BS)

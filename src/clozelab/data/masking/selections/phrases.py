@@ -25,6 +25,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 class PhraseSelection(Selection):
     """Phrases of a list, and whole words."""
 
+    needs_draws = False
     path: str = ""
     """The list: a UTF-8 text file with one phrase a line."""
 

@@ -5,15 +5,13 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from clozelab.data.masking.runs import run_units
-from clozelab.data.masking.selection import Bools, Ints, Selection
-from clozelab.data.tokenizers import Tokenizer
+from clozelab.data.masking.runs import RunSelection
 from clozelab.options import option
 
 
 @option("masking/selection", "span")
 @dataclasses.dataclass
-class SpanSelection(Selection):
+class SpanSelection(RunSelection):
     """SpanBERT's spans; with `masking.together=true` one decision corrupts the whole span, as there."""
 
     p: float = 0.2
@@ -32,13 +30,3 @@ class SpanSelection(Selection):
         """[longest]: p(n) ~ p (1 - p)^(n - 1)."""
         weight_N = self.p * (1 - self.p) ** np.arange(self.longest)
         return np.asarray(weight_N / weight_N.sum(), dtype=np.float64)
-
-    def units(
-        self,
-        ids_BS: Ints,
-        maskable_BS: Bools,
-        starts_word_BS: Bools,
-        tokenizer: Tokenizer,
-        draws_BS: npt.NDArray[np.uint64],
-    ) -> Ints:
-        return run_units(starts_word_BS, maskable_BS, self.law, draws_BS)

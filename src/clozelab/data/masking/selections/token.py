@@ -16,6 +16,7 @@ class TokenSelection(Selection):
     """Every token is a unit of its own."""
 
     needs_words = False
+    needs_draws = False
 
     def units(
         self,

@@ -15,6 +15,8 @@ from clozelab.options import option
 class WholeWordSelection(Selection):
     """The pieces of a word are one unit."""
 
+    needs_draws = False
+
     def units(
         self,
         ids_BS: Ints,
