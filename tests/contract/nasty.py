@@ -41,6 +41,7 @@ KINDS: dict[str, Callable[[int], str]] = {
     "dropped": lambda n: "\x01\x02\u200b\u200e\ufeff\x00" * n,
     "bom": lambda n: "\ufeff" + "mark \ufeffin the text " * n,
     "line ends": lambda n: "one\x0btwo\x0cthree\x85four\u2028five\u2029six\x1cseven" * n,
+    "half signs": lambda n: "half \ud83d or \udca9 \ud800x\udfff" * n,
     "combining": lambda n: "cafe\u0301 Z\u0324\u0351\u036b\u0343a\u0328lgo naïve" * n,
     "chinese": lambda n: "我来到北京清华大学" * n,
     "right to left": lambda n: "\u202bשלום עולם مرحبا بالعالم\u202c" * n,
@@ -52,6 +53,11 @@ KINDS: dict[str, Callable[[int], str]] = {
 _ENDS = (". ", "! ", "? ", "。", "\n", "\n\n", "\r\n", "\r\n\r\n", "\r", " ", ".\u2029", " . \t")
 
 Sentence = tuple[str, int, str]
+
+
+def whole(text: str) -> str:
+    """The text with U+FFFD for half a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Corpus:
         for n, text in enumerate([*self.texts(), "A river."]):
             if text.strip() and text.strip("\ufeff \r\n"):
                 mark = b"\xef\xbb\xbf" if n % 2 else b""
-                (folder / f"{n:03}.txt").write_bytes(mark + text.encode("utf-8"))
+                (folder / f"{n:03}.txt").write_bytes(mark + whole(text).encode("utf-8"))
         return Text(paths=[str(folder / "*.txt")], validation=self.validation)
 
 
@@ -120,4 +126,4 @@ def training_texts() -> Iterator[str]:
     """What the tokenizers of the tests are trained on: a little of every kind, mostly plain."""
     for n in range(1, 13):
         yield f"{_words(n)}. " * 8
-        yield " ".join(KINDS[kind](1 + n % 3) for kind in sorted(KINDS) if kind not in ("no space", "very long"))
+        yield whole(" ".join(KINDS[kind](1 + n % 3) for kind in sorted(KINDS) if kind not in ("no space", "very long")))

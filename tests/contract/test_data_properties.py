@@ -10,6 +10,7 @@ Shapes: N examples, E epochs, R = E x N rows, S positions, K target slots.
 
 import collections
 import dataclasses
+import json
 import os
 import tempfile
 import zlib
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from nasty import Corpus, corpora, training_texts
+from nasty import Corpus, corpora, training_texts, whole
 
 from clozelab.data import batches as batches_module
 from clozelab.data.batches import Batch, Batches, fixed_batches
@@ -185,6 +186,54 @@ def test_a_tokenizer_can_be_trained_on_any_corpus(option: TokenizerOption) -> No
     check()
 
 
+def rows_file(folder: Path, *texts: str) -> Text:
+    """A corpus of these documents, all of them for training, in a JSON-lines file."""
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+    return Text(paths=[str(path)], validation=0)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["wordpiece", "byte_bpe"])
+def test_half_a_sign_becomes_the_replacement_character(
+    tokenizers: list[TokenizerOption], tmp_path: Path, kind: int
+) -> None:
+    halves = "River \ud83d one. \udca9\ud800Mountain two\udfff. Whole \U0001f600."
+    text = rows_file(tmp_path, halves, whole(halves))
+    one, other = (document.text for document in text.read())
+    assert one == "River \ufffd one. \ufffd\ufffdMountain two\ufffd. Whole \U0001f600."
+    assert one == other
+    store = open_store(text, tokenizers[kind], tmp_path / "cache")
+    assert len(store.splits) == 2
+    assert store.document_hashes[0] == store.document_hashes[1]
+    half = len(store.ids) // 2
+    assert half > 0
+    assert np.array_equal(store.ids[:half], store.ids[half:])
+
+
+def test_a_true_continuation_from_elsewhere_is_no_stranger(tokenizers: list[TokenizerOption], tmp_path: Path) -> None:
+    """Documents that differ in case alone are two, and the same tokens to an uncased tokenizer."""
+    form, pair = make("format", "sentence_pair", max_length=32), pair_objective("next")
+    ones = 0
+    for n, more in enumerate([(), ("Senate three. Tariff four.",)]):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        text = rows_file(folder, "River one. Mountain two.", "river one. mountain two.", *more)
+        store = open_store(text, tokenizers[0], folder / "cache")
+        examples = form.examples(store, "train")
+        assert examples.n == len(set(examples.content.tolist())) == 2 + len(more)
+        assert np.array_equal(*texts_of(store, examples)[1:4:2])
+        batches = Batches(store, examples, form, pair, CausalTargets(), 0, examples.n)
+        found = by_example(batches, 40)
+        check_text(store, form, pair, examples, found)
+        labels_EN = found["pair_labels"]
+        true = form.assemble(store, examples, *examples.runs(np.arange(2)), 2)["input_ids"]
+        is_true_EN = (found["input_ids"][:, :2] == true).all(axis=2)
+        assert np.array_equal(labels_EN[:, :2] == 0, is_true_EN)
+        assert labels_EN.any() == bool(more)  # of two that go on alike neither has a stranger
+        ones += int(labels_EN.sum())
+    assert ones > 0
+
+
 def cut(store: Store, form: FormatOption, split: str) -> Examples | None:
     """The examples of a split, held against the store; None where it rightly gives none."""
     documents = store.documents_of(split)
@@ -270,18 +319,8 @@ def by_example(batches: Batches, epochs: int) -> Batch:
     found = {key: value.reshape(epochs, n, *value.shape[1:]) for key, value in rows.items()}
     order_EN = np.argsort(found["example_ids"], axis=1)
     found = {key: np.stack([value[e][order_EN[e]] for e in range(epochs)]) for key, value in found.items()}
-    found = renumbered(found)
     assert (found["example_ids"] == np.arange(n)).all()  # every example once an epoch
     return found
-
-
-def renumbered(batch: Batch) -> Batch:
-    """Numbers of documents tell a row's documents apart and nothing else: count them from 1 in every row."""
-    if "document_ids" not in batch:
-        return batch
-    numbers = batch["document_ids"]
-    least = np.where(numbers > 0, numbers, np.iinfo(np.int64).max).min(axis=-1, keepdims=True)
-    return {**batch, "document_ids": np.where(numbers > 0, numbers - least + 1, 0)}
 
 
 def texts_of(store: Store, examples: Examples) -> list[Ints]:
@@ -308,6 +347,7 @@ def check_text(store: Store, form: FormatOption, pair: PairObjective, examples: 
             stranger = row["input_ids"][len(runs[0]) + 2 : used - 1]
             others = seconds[tuple(stranger.tolist())] - {int(examples.content[n])}
             assert others, "the second segment is not that of another document"
+            assert stranger.tolist() != runs[1].tolist(), "the true continuation is called random"
             runs = [runs[0], stranger]
         else:
             assert label == 0
@@ -321,10 +361,7 @@ def check_text(store: Store, form: FormatOption, pair: PairObjective, examples: 
         if form.style.apart:
             assert row["position_ids"][:used].tolist() == want["position_ids"]
             assert not row["position_ids"][used:].any()
-            pieces = list(zip(row["document_ids"][:used].tolist(), want["piece"], strict=True))
-            # One number for one piece, another for another, none of them padding's.
-            assert len(set(pieces)) == len({a for a, _ in pieces}) == len({b for _, b in pieces})
-            assert row["document_ids"][:used].min() > 0
+            assert (row["document_ids"][:used] - 1).tolist() == want["piece"]
             assert not row["document_ids"][used:].any()
     if not examples.paired:
         # All the rows' text, one row after the other, is the text of the split but for what the table says is lost.
@@ -374,10 +411,12 @@ def check_masks(store: Store, masking: ClozeMasking, name: str, text: Batch, bat
     for key in text.keys() - {"input_ids", "target_positions", "target_ids"}:
         assert np.array_equal(text[key], batch[key])  # masking changes nothing but what is masked
     ids_RS, new_RS = text["input_ids"], batch["input_ids"]
-    at_RK, target_RK = batch["target_positions"], batch["target_ids"]
+    at_RK, target_RK, draws_RK = batch["target_positions"], batch["target_ids"], batch["target_draws"]
     R, S = ids_RS.shape
     K = masking.targets(S)
-    assert at_RK.shape == target_RK.shape == (R, K)
+    assert at_RK.shape == target_RK.shape == draws_RK.shape == (R, K)
+    assert draws_RK.dtype == np.float32
+    assert ((draws_RK >= 0) & (draws_RK < 1)).all()
     used_RK = target_RK != IGNORED
     assert (np.diff(used_RK.astype(int), axis=1) <= 0).all()
     assert (at_RK[~used_RK] == 0).all()
@@ -485,22 +524,21 @@ def check_pure(batches: Batches, found: Batch, size: int, step: int) -> None:
     other = dataclasses.replace(batches, batch_size=size)
     n = batches.examples.n
     step %= max(1, EPOCHS * n // size)
-    batch = renumbered(other.batch(step))
+    batch = other.batch(step)
     place_B = np.arange(step * size, (step + 1) * size)
     here_B = place_B < EPOCHS * n
     epoch_B, id_B = (place_B // n)[here_B], batch["example_ids"][here_B]
     assert all(np.array_equal(batch[key][here_B], found[key][epoch_B, id_B]) for key in batch)
-    world = min(2, size)
+    world = next(ranks for ranks in (2, 3, 1) if size % ranks == 0)
     for rank in range(world):
-        part = renumbered(dataclasses.replace(other).batch(step, rank, world))
+        part = dataclasses.replace(other).batch(step, rank, world)
         assert same(part, {key: value[rank::world] for key, value in batch.items()})
 
 
 def view(batches: Batches, size: int, limit: int | None = None) -> Batch:
-    parts = list(
-        fixed_batches(batches.store, batches.examples, batches.format, batches.pair, batches.masking, 7, size, limit)
-    )
-    return renumbered({key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+    store, examples, pair, masking = batches.store, batches.examples, batches.pair, batches.masking
+    parts = list(fixed_batches(store, examples, batches.format, pair, masking, 7, size, limit, batches.sampled))
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def check_view(batches: Batches, size: int, limit: int) -> None:
@@ -570,7 +608,7 @@ def test_rows_labels_and_masks(
                 # A fifth of the policies for each corpus, in turns.
                 reached["corpora"] += 1
                 for selection, policy, masking in maskings(phrases)[reached["corpora"] % 5 :: 5]:
-                    batches = dataclasses.replace(plain, masking=masking)
+                    batches = dataclasses.replace(plain, masking=masking, sampled=True)
                     batch = by_example(batches, EPOCHS)
                     check_masks(store, masking, selection, rows_of(text), rows_of(batch))
                     check_turns(masking, text, batch)

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from clozelab.training.cell import run_cell
-from tests.e2e.test_resume_formats import cell
 
 QUIET = ["model.dropout=0", "model.attention_dropout=0"]
+# Of two rows with a target or none each, the ranks have one each.
+FEW = ["format=packed", "masking.count=bernoulli", "masking.rate=0.02", "batch_size=2"]
+REPLACED = "evaluation=[heldout_replaced]"
 
 
 @pytest.mark.slow
@@ -30,16 +32,21 @@ def test_two_ranks_equal_one(make_cell: Callable[..., Path], accumulate: int) ->
     "case",
     [
         ["format=full_sentences", "masking=causal", "evaluation=[heldout_clm]"],
-        # Of two rows with a target or none each, the ranks have one each.
-        ["format=packed", "masking.count=bernoulli", "masking.rate=0.02", "batch_size=2", "evaluation=[heldout_mlm]"],
+        [*FEW, "evaluation=[heldout_mlm]"],
+        ["task=replaced_tokens", *FEW, REPLACED],
+        # Few steps: the longer two runs part by rounding, the likelier is a draw that falls to either side of a border.
+        [
+            *("task=replaced_tokens", "task.pair=order", "format=sentence_pair", "masking=span", REPLACED),
+            *("trainer.accumulate=2", "budget.steps=4"),
+        ],
     ],
-    ids=["causal", "packed, few targets"],
+    ids=["causal", "few targets", "replaced tokens, few targets", "replaced tokens, order, in pieces"],
 )
-def test_ranks_with_unequal_numbers_of_targets_equal_one(tmp_path: Path, case: list[str]) -> None:
+def test_ranks_with_unequal_numbers_of_targets_equal_one(make_cell: Callable[..., Path], case: list[str]) -> None:
     often = [*QUIET, *case, "trainer.log_every=1"]
-    alone, together = cell(tmp_path / "alone", often), cell(tmp_path / "together", [*often, "trainer.devices=2"])
+    alone, together = make_cell("alone", *often), make_cell("together", *often, "trainer.devices=2")
     spent = assert_equal(alone, together)
-    if "masking.count=bernoulli" in case:
+    if FEW[-1] in case:
         assert min(b - a for a, b in itertools.pairwise([0, *spent])) <= 1, "one step must leave a rank without targets"
 
 

@@ -18,9 +18,9 @@ from clozelab import records
 from clozelab.running.compose import compose_run, composer
 from clozelab.running.directories import freeze
 from clozelab.training.cell import run_cell
-from tests.e2e.conftest import TINY
+from tests.e2e.conftest import tiny
 
-MLM, CLM = "evaluation=[heldout_mlm]", "evaluation=[heldout_clm]"
+MLM, CLM, REPLACED = (f"evaluation=[{name}]" for name in ("heldout_mlm", "heldout_clm", "heldout_replaced"))
 STEPS, CHECKPOINT_EVERY = 14, 4
 CASES: dict[str, list[str]] = {
     "packed, spans, a rate that falls": [
@@ -32,6 +32,14 @@ CASES: dict[str, list[str]] = {
         "format=sentence_pair", "task=mlm_sop", "masking=whole_word", "trainer.accumulate=2", MLM,
     ],
     "short, then long": ["lengths=[[0.5,24],[1,48]]", "batch_tokens=300", "task=mlm_nsp", MLM],
+    "replaced tokens, order, in pieces": [
+        "format=sentence_pair", "task=replaced_tokens", "task.pair=order", "masking=whole_word",
+        "trainer.accumulate=2", REPLACED,
+    ],
+    "replaced tokens, packed, static, a worker process": [
+        "format=packed", "task=replaced_tokens", "masking.count=bernoulli", "masking.copies=2",
+        "trainer.num_workers=1", REPLACED,
+    ],
     "a worker process": [
         "format=packed", "masking.count=bernoulli", "masking.copies=2", "trainer.num_workers=1", MLM,
     ],
@@ -51,12 +59,10 @@ runpy.run_module("clozelab.running.child", run_name="__main__")
 
 
 def cell(directory: Path, overrides: list[str]) -> Path:
-    """A run directory of a few steps, without the settings of yardsticks that the case does not have."""
-    (yardstick,) = (override[len("evaluation=[") : -1] for override in overrides if override.startswith("evaluation="))
-    tiny = [one for one in TINY if not one.startswith("evaluation.") or one.startswith(f"evaluation.{yardstick}.")]
+    """A run directory of a few steps."""
     often = [f"budget.steps={STEPS}", f"trainer.checkpoint_every={CHECKPOINT_EVERY}", "trainer.log_every=3"]
     with composer():
-        freeze(directory, compose_run([*tiny, *often, *overrides]))
+        freeze(directory, compose_run(tiny(*often, *overrides)))
     return directory
 
 

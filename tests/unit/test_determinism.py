@@ -69,10 +69,15 @@ def formats() -> list[tuple[str, str]]:
 
 
 CASES = [
-    *((form, pair, masking) for form, pair in formats() for masking in SELECTIONS),
-    *(("packed", "none", masking) for masking in POLICIES),
-    *(("sentence_pair", "order", masking) for masking in POLICIES),
+    *((form, pair, masking, "cloze") for form, pair in formats() for masking in SELECTIONS),
+    *(("packed", "none", masking, "cloze") for masking in POLICIES),
+    *(("sentence_pair", "order", masking, "cloze") for masking in POLICIES),
+    # A task whose model draws tokens: batches bring it the numbers to draw them with.
+    *((form, pair, "token", "replaced") for form, pair in formats()),
+    *(("packed", "none", masking, "replaced") for masking in ("span", *POLICIES)),
+    *(("sentence_pair", "order", masking, "replaced") for masking in ("whole_word", *POLICIES)),
 ]
+of_cases = pytest.mark.parametrize(("form", "pair", "masking", "task"), CASES, ids=["-".join(case) for case in CASES])
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +90,17 @@ def _examples(path: Path, form: str) -> Any:
     return FORMATS[form](max_length=32).examples(read_store(path), "train")
 
 
-def fresh(store: Store, form: str, pair: str, masking: str) -> Batches:
+def fresh(store: Store, form: str, pair: str, masking: str, task: str = "cloze") -> Batches:
     """Batches that have made nothing yet."""
     made: FormatOption = FORMATS[form](max_length=32)
     policy, examples = (SELECTIONS | POLICIES)[masking](), _examples(store.path, form)
-    return Batches(store, examples, made, pair_objective(pair), policy, 5, rows(examples.n))
+    sampled: bool = registered("task")[task].samples  # type: ignore[attr-defined]
+    return Batches(store, examples, made, pair_objective(pair), policy, 5, rows(examples.n), sampled=sampled)
 
 
 def rows(n: int) -> int:
-    """Rows of a batch: two ranks can part them, and no epoch of n examples ends with a batch."""
-    return next(size for size in (6, 10, 14) if n % size)
+    """Rows of a batch: two ranks can part them, and three, and no epoch of n examples ends with a batch."""
+    return next(size for size in (6, 12, 18, 24, 30) if n % size)
 
 
 def same(one: Batch, two: Batch) -> bool:
@@ -132,24 +138,60 @@ def border(batches: Batches) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "pair", "masking"), CASES, ids=["-".join(case) for case in CASES])
-def test_workers_ranks_and_the_first_step_change_nothing(store: Store, form: str, pair: str, masking: str) -> None:
-    new = functools.partial(fresh, store, form, pair, masking)
+@of_cases
+def test_workers_ranks_and_the_first_step_change_nothing(
+    store: Store, form: str, pair: str, masking: str, task: str
+) -> None:
+    new = functools.partial(fresh, store, form, pair, masking, task)
     at = border(new())
     assert len(new().rows(at)) == 2
     check_loaders(new, at - 3, at + 3)
 
 
-@pytest.mark.parametrize(("form", "pair", "masking"), CASES, ids=["-".join(case) for case in CASES])
-def test_any_order_of_asking_gives_the_same(store: Store, form: str, pair: str, masking: str) -> None:
-    one, at = fresh(store, form, pair, masking), border(fresh(store, form, pair, masking))
+@of_cases
+def test_any_order_of_asking_gives_the_same(store: Store, form: str, pair: str, masking: str, task: str) -> None:
+    new = functools.partial(fresh, store, form, pair, masking, task)
+    one, at = new(), border(new())
     for step in (at, 0, 10**6, at + 1, 1, at):
-        assert same(one.batch(step), fresh(store, form, pair, masking).batch(step))
+        whole = new().batch(step)
+        assert ("target_draws" in whole) == (task == "replaced")
+        assert same(one.batch(step), whole)
         for rank in (1, 0, 2):
-            whole = fresh(store, form, pair, masking).batch(step)
             assert same(one.batch(step, rank, 3), {key: array[rank::3] for key, array in whole.items()})
     # What a worker gets where processes are spawned, not forked.
-    assert same(pickle.loads(pickle.dumps(one)).batch(at), fresh(store, form, pair, masking).batch(at))
+    assert same(pickle.loads(pickle.dumps(one)).batch(at), new().batch(at))
+
+
+@pytest.mark.parametrize("world", [4, 5, 7, 100])
+def test_ranks_that_cannot_part_a_batch_evenly_are_refused(store: Store, world: int) -> None:
+    made = fresh(store, "packed", "none", "token")
+    assert made.batch_size % world
+    message = f"^{world} ranks cannot part a batch of {made.batch_size} sequences evenly$"
+    for rank in (0, world - 1):
+        with pytest.raises(ValueError, match=message):
+            made.batch(0, rank, world)
+        with pytest.raises(ValueError, match=message):
+            Phases([0], [made]).batch(1, rank, world)
+        with pytest.raises(ValueError, match=message):
+            loaded(made, 0, 0, 2, rank, world)
+
+
+@pytest.mark.parametrize("masking", ["token", "static", "bernoulli"])
+def test_draws_of_targets_are_new_each_epoch_and_change_nothing_else(store: Store, masking: str) -> None:
+    plain = fresh(store, "sentence_pair", "order", masking)
+    drawn = fresh(store, "sentence_pair", "order", masking, "replaced")
+    n, epochs, found = plain.examples.n, 3, {}
+    for step in range(epochs * n // plain.batch_size):
+        batch, at = drawn.batch(step), step * plain.batch_size
+        draws_BK = batch.pop("target_draws")
+        assert same(batch, plain.batch(step))
+        assert draws_BK.dtype == np.float32
+        assert draws_BK.shape == batch["target_ids"].shape
+        assert ((draws_BK >= 0) & (draws_BK < 1)).all()
+        for row, example in enumerate(batch["example_ids"].tolist()):
+            found[(at + row) // n, example] = draws_BK[row].tobytes()
+    assert len(found) > 2 * n
+    assert len(set(found.values())) == len(found)
 
 
 @pytest.mark.parametrize("masking", ["token", "linear"])
@@ -200,6 +242,7 @@ SCHEDULES = {
     "tokens": ["batch_tokens=250", "trainer.devices=2"],
     "packed spans": ["batch_tokens=250", "trainer.devices=2", "format=packed", "masking=span"],
     "pairs, static": ["batch_size=6", "format=sentence_pair", "task=mlm_sop", "masking=static", "masking.copies=2"],
+    "replaced tokens": ["batch_size=6", "task=replaced_tokens", "evaluation=[heldout_replaced]"],
     "accumulated": ["batch_tokens=300", "trainer.devices=2", "trainer.accumulate=2", "format=doc_sentences"],
 }
 

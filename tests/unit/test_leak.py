@@ -178,10 +178,12 @@ def test_surface_tells_next_no_better_than_topic_words(store: Store, form: Forma
     # Either segment alone looks the same whether the second one is next or random.
     by_parts, _ = accuracy(store, form, of_objective("next"), seed, apart)
     assert abs(by_parts - 0.5) <= 3 * error
-    # Where segments fill a budget, so do their lengths together. Those of single sentences show whose they are (54%),
-    # which a stranger by the same author takes away.
-    same_author = form in OF_SENTENCES
-    by_length, _ = accuracy(store, form, within_document if same_author else of_objective("next"), seed, lengths)
+    # Where segments fill a budget, so do their lengths together. Those of single sentences show whose they are (54 to
+    # 55%, as the format's documentation says), which a stranger by the same author takes away.
+    by_length, _ = accuracy(store, form, of_objective("next"), seed, lengths)
+    if form in OF_SENTENCES:
+        assert 0.53 < by_length < 0.54 + 3 * error
+        by_length, _ = accuracy(store, form, within_document, seed, lengths)
     assert abs(by_length - 0.5) <= 3 * error
 
 

@@ -2,6 +2,9 @@
 
 Sequences are far shorter than a format of segments gives; `batch_tokens` in place of `batch_size` lets a step see as
 many tokens.
+
+Sentences have the lengths that their author gives them: the two lengths alone tell "next" from "random" at about 54 %
+on the packaged text (about 51 % where the stranger is of the same document), and "order" not at all.
 """
 
 import dataclasses
