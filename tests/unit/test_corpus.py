@@ -159,6 +159,24 @@ def test_heading_between_blank_rows_only() -> None:
     assert [len("".join(document).split("end")) for document in by_heading(rows)] == [1, 2]
 
 
+def _bent(packed: bytes) -> bytes:
+    """A gzip file whose first block is of a kind that there is not."""
+    return packed[:10] + bytes([packed[10] | 6]) + packed[11:]
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["A river."] * 50}), path, compression="none", use_dictionary=False
+    )
+    data = bytearray(path.read_bytes())
+    at = data.index(b"A river.") - 4  # the length of the first value
+    data[at : at + 4] = b"\xff\xff\xff\x7f"
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match=r"a\.parquet is no whole parquet file"):
+        texts(Text(paths=[str(path)]))
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
@@ -174,6 +192,11 @@ def test_heading_between_blank_rows_only() -> None:
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}', mtime=0)[:-6], r"a\.jsonl\.gz is no whole \.gz file"),
         ("a.jsonl.xz", b"junk that is no xz", r"a\.jsonl\.xz is no whole \.xz file"),
         ("a.jsonl.zst", b"junk that is no zst", r"a\.jsonl\.zst is no whole \.zst file"),
+        ("a.txt.zst", zstandard.compress(b"A river.\n\n" * 999)[:-4], r"a\.txt\.zst is no whole \.zst file"),
+        ("a.txt.zst", zstandard.compress(b"A river. " * 9) + zstandard.compress(b"x" * 99)[:-9], "no whole"),
+        ("a.txt.gz", _bent(gzip.compress(b"A river. " * 99, mtime=0)), r"a\.txt\.gz is no whole \.gz file"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not a JSON value"),
+        ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", r"a\.jsonl, line 1: not a JSON value"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:

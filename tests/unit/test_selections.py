@@ -187,7 +187,9 @@ def test_phrases_of_a_list(store: Store, tmp_path: Path) -> None:
 
 
 def test_bad_lists_and_vocabularies_are_named(store: Store, tmp_path: Path) -> None:
-    for path, what in (("", "is empty"), (str(tmp_path / "none.txt"), "no file")):
+    (tmp_path / "wide.txt").write_bytes("river mountain".encode("utf-16"))
+    wide = str(tmp_path / "wide.txt")
+    for path, what in (("", "is empty"), (str(tmp_path / "none.txt"), "no file"), (wide, "is not UTF-8 text")):
         with pytest.raises(ValueError, match=rf"masking\.selection\.path.*{what}"):
             PhraseSelection(path=path).check(store.tokenizer)
     blind = Tokenizer(store.tokenizer.inner, "vocab.txt")

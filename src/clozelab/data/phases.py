@@ -26,10 +26,13 @@ def schedule_of(lengths: Sequence[Sequence[float]] | None, max_length: int) -> S
         return [(1.0, max_length)]
     try:
         found = [(float(share), int(length)) for share, length in lengths]
-    except (TypeError, ValueError):
+        whole = all(length == float(given) for (_, length), (_, given) in zip(found, lengths, strict=True))
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"lengths is {lengths}; give pairs of share and length: lengths=[[0.9,128],[1,512]]") from None
+    if not whole:
+        raise ValueError(f"lengths is {lengths}; give lengths in whole positions: lengths=[[0.9,128],[1,512]]")
     shares = [share for share, _ in found]
-    if not found or shares[0] <= 0 or shares[-1] != 1 or any(b <= a for a, b in itertools.pairwise(shares)):
+    if not found or not shares[0] > 0 or shares[-1] != 1 or not all(a < b for a, b in itertools.pairwise(shares)):
         raise ValueError(f"lengths is {lengths}; the shares must rise, and end at 1: lengths=[[0.9,128],[1,512]]")
     return found
 

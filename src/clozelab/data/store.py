@@ -184,7 +184,7 @@ def _room(cache: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ValueError(f"no room in the cache folder {cache}: free some, or set CLOZELAB_CACHE") from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EPERM):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EPERM, errno.ENOENT):
             reason = os.strerror(error.errno)
             raise ValueError(f"cannot write to the cache folder {cache} ({reason}): set CLOZELAB_CACHE") from None
         raise

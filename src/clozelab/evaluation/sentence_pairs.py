@@ -5,6 +5,7 @@ trained on, by a linear probe on the frozen encoder (`probe`): logistic regressi
 fitted on pairs of the training split and scored on pairs of the validation split.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,8 +39,8 @@ class SentencePairs(YardstickOption):
         for key in ("examples", "probe_examples"):
             if getattr(self, key) < 2:
                 raise ValueError(f"evaluation.sentence_pairs.{key} is {getattr(self, key)}; it must be at least 2")
-        if self.probe_l2 < 0:
-            raise ValueError(f"evaluation.sentence_pairs.probe_l2 is {self.probe_l2}; it must not be negative")
+        if not (math.isfinite(self.probe_l2) and self.probe_l2 >= 0):
+            raise ValueError(f"evaluation.sentence_pairs.probe_l2 is {self.probe_l2}; give 0 or more")
 
     def needs(self) -> list[tuple[str, str]]:
         """NSP and SOP pairs of both splits."""

@@ -49,6 +49,8 @@ def _nearest(problem: str) -> str:
     # Hydra's own command line has taken its Hydra away by the time its errors come here.
     with nullcontext() if GlobalHydra.instance().is_initialized() else composer():
         known = flatten(plain(compose("train")))
+    if match[1] == "masking/selection":
+        return "; only masked text has a selection: choose masking=dynamic, or another that hides tokens"
     if match[1] in known:
         return "; the option that has this key was not chosen"
     near = difflib.get_close_matches(match[1], known, n=1)
@@ -108,6 +110,11 @@ def validate(config: dict[str, Any]) -> int:
         )
     for name, node in config["evaluation"].items():
         _check_yardstick(name, build(node), tells, format_)
+    if masking.targets(format_.max_length) < 1:
+        raise ValueError(
+            f"masking.rate is {masking.rate}: no sequence of format.max_length={format_.max_length} would get a "
+            "target; give more"
+        )
     longest = model.position.longest
     length = max(length for _, length in schedule_of(config.get("lengths"), format_.max_length))
     if longest is not None and length > longest:

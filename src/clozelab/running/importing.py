@@ -28,7 +28,10 @@ def show(folder: Path) -> int:
     if longest is not None and longest < SegmentPair().max_length:
         overrides.append(f"format.max_length={longest}")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    heads = [part for part in PARTS if part not in translated.new]
+    known = [name for name, _ in model.named_parameters()]
+    heads = [
+        part for part in PARTS if part not in translated.new and any(name.startswith(f"{part}.") for name in known)
+    ]
     print(f"{folder}: {pretrained.config['model_type']}, {parameters:,} parameters with all heads")
     print(f"heads that are there: {', '.join(heads) or 'none'}")
     if translated.new:
@@ -44,5 +47,7 @@ def show(folder: Path) -> int:
             )
         print(f"tokens: {tokenizer.vocab_size:,}")
         overrides += ["tokenizer=file", f"tokenizer.path={folder}"]
+    if "replaced" in heads and "mlm" not in heads:
+        overrides += ["task=replaced_tokens", "evaluation=[heldout_replaced]"]
     print(f"start from it: clozelab train {shlex.join(overrides)}")
     return 0

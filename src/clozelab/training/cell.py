@@ -164,6 +164,8 @@ def _run_cell(directory: Path) -> records.Record | None:
         except Diverged as error:
             diverged = str(error)
             log.warning("diverged: %s", error)
+        if diverged is None and module.spent.targets == 0:
+            raise ValueError("the run has had no target to learn from; give a higher masking.rate")
         if not trainer.is_global_zero:
             return None
         log.info("trained: %s", module.spent.as_dict())

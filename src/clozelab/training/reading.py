@@ -47,7 +47,14 @@ def reading(config: dict[str, Any], store: Store) -> Reading:
         examples = examples_of(store, format_, "train")
         mean_length, rows = format_.mean_length(examples), config["batch_size"]
         if config.get("batch_tokens") is not None:
-            rows = rows_of(config["batch_tokens"], mean_length, trainer.accumulate * trainer.devices)
+            pieces = trainer.accumulate * trainer.devices
+            rows = rows_of(config["batch_tokens"], mean_length, pieces)
+            if rows == pieces and config["batch_tokens"] < 0.75 * pieces * mean_length:
+                raise ValueError(
+                    f"batch_tokens is {config['batch_tokens']}, and trainer.accumulate={trainer.accumulate} on "
+                    f"trainer.devices={trainer.devices} take at least {pieces} sequences of {mean_length:.0f} tokens a "
+                    "step; give more tokens, or fewer pieces"
+                )
         phases.append(
             Batches(
                 *(store, examples, format_, task.objective, masking, config["seed"], rows),

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -79,6 +80,39 @@ class Position:
             self._before += os.fstat(file.fileno()).st_size
 
 
+class _Unpacked(io.RawIOBase):
+    """The bytes of a .zst file of any number of frames. The library's own reader takes a file that was cut off in the
+    middle of a frame for one that ends there."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        import zstandard
+
+        self._packed, self._library = packed, zstandard.ZstdDecompressor()
+        self._frame: Any = None
+        self._waiting, self._rest = memoryview(b""), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            data = self._rest or self._packed.read(1 << 17)
+            self._rest = b""
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("it ends in the middle of a frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._library.decompressobj()
+            self._waiting = memoryview(self._frame.decompress(data))
+            if self._frame.eof:
+                self._rest, self._frame = self._frame.unused_data, None
+        size = min(len(buffer), len(self._waiting))
+        buffer[:size] = self._waiting[:size]
+        self._waiting = self._waiting[size:]
+        return size
+
+
 @contextmanager
 def reading(path: Path, position: Position | None = None) -> Iterator[IO[bytes]]:
     """The file's bytes, unpacked if it is compressed; `position`, if given, follows the reading.
@@ -97,13 +131,11 @@ def reading(path: Path, position: Position | None = None) -> Iterator[IO[bytes]]
             elif suffix == ".xz":
                 stream = lzma.open(raw)  # noqa: SIM115 (closes with raw)
             elif suffix == ".zst":
-                import zstandard
-
-                stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+                stream = _Unpacked(raw)
             else:
                 stream = raw
             yield stream
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is no whole {suffix} file: {error}") from None
     except Exception as error:
         if type(error).__name__ == "ZstdError":
@@ -142,10 +174,9 @@ def json_texts(path: Path, column: str, position: Position | None = None) -> Ite
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number}: not a JSON value ({error.msg}); wanted is one object a line"
-            ) from None
+        except (ValueError, RecursionError) as error:  # of JSON, of a number too long, of brackets too deep
+            said = getattr(error, "msg", str(error))
+            raise ValueError(f"{path}, line {number}: not a JSON value ({said}); wanted is one object a line") from None
         yield text_of(row, column, f"{path}, line {number}")
 
 
@@ -167,7 +198,16 @@ def parquet_texts(path: Path, column: str, position: Position | None = None) -> 
         if column not in file.schema_arrow.names:
             raise ValueError(f"{path} has no column {column}; it has {', '.join(file.schema_arrow.names)}")
         number = 0
-        for batch in file.iter_batches(batch_size=256, columns=[column]):
+        batches = file.iter_batches(batch_size=256, columns=[column])
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pyarrow.ArrowException, OSError) as error:
+                if getattr(error, "errno", None):
+                    raise  # the disk's, not the file's
+                raise ValueError(f"{path} is no whole parquet file: {str(error).splitlines()[0]}") from None
+            if batch is None:
+                return
             for value in batch.column(0).to_pylist():
                 number += 1
                 yield text_of({column: value}, column, f"{path}, row {number}")

@@ -83,7 +83,13 @@ def _phrases(path: str, tokenizer: Tokenizer) -> dict[int, npt.NDArray[np.uint64
 
 @functools.lru_cache(maxsize=8)
 def _read(path: str, changed: int, fingerprint: str, tokenizer: Tokenizer) -> dict[int, npt.NDArray[np.uint64]]:
-    lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"masking.selection.path: {path} is not UTF-8 text (byte {error.start}); convert it to UTF-8"
+        ) from None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     # A byte-level vocabulary has other pieces for a phrase behind a space than at the beginning of a sentence.
     found: dict[int, set[int]] = {}
     for ids in tokenizer.encode_batch([*lines, *(f" {line}" for line in lines)]):
