@@ -77,11 +77,11 @@ def test_rows_come_in_multiples() -> None:
         (["batch_tokens=8"], "batch_tokens is 8"),
         (["lengths=[[0.5,32],[1,9999]]"], "the longest of lengths is 9999"),
         (["lengths=[[0.5,32]]"], "the shares must rise"),
-        (["lengths=[[.nan,16],[1,48]]"], "lengths is"),
-        (["lengths=[[0.5,.inf],[1,48]]"], "lengths is"),
+        (["lengths=[[nan,16],[1,48]]"], "lengths is"),
+        (["lengths=[[0.5,inf],[1,48]]"], "lengths is"),
         (["lengths=[[0.5,16.7],[1,48]]"], "lengths is"),
         (["masking.count=bernoulli", "masking.rate=1e-12"], "no sequence of format.max_length"),
-        (["evaluation=[sentence_pairs]", "evaluation.sentence_pairs.probe_l2=.nan"], "probe_l2 is nan"),
+        (["evaluation=[sentence_pairs]", "evaluation.sentence_pairs.probe_l2=nan"], "probe_l2 is nan"),
     ],
 )
 def test_what_cannot_be_read_is_refused_before_data_is(overrides: list[str], message: str) -> None:
