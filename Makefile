@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup reproduce test parity lint types zh format
+.PHONY: setup reproduce test parity launchers lint types zh format
 
 setup: $(READY)
 
@@ -29,6 +29,11 @@ test: lint types
 # Against Hugging Face's classes; ends with a table of the largest differences.
 parity: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest tests/parity
+
+# Every way in which a cell can die, on every launcher; `make test` leaves out those whose packages are not installed.
+launchers: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[joblib,slurm,ray,optuna]'
+	$(BIN)/python -m pytest tests/e2e/test_failure_matrix.py
 
 # Two minutes of a tiny Chinese BERT with whole words hidden, and what it then puts in the place of [MASK].
 # DATA holds zh_novels/ (texts) and vocab/bert-base-chinese-vocab.txt.

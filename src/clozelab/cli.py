@@ -1,6 +1,7 @@
 """`clozelab <command>`. Imports nothing heavy until a command needs it.
 
-Exit codes: 0 done; 1 some cell failed; 2 the request was refused before anything was trained; 130 interrupted.
+Exit codes: 0 done; 1 some cell failed; 2 the request was refused before anything was trained; 130 interrupted;
+143 terminated.
 """
 
 import argparse
@@ -31,9 +32,10 @@ def _guarded(command: Callable[[], int]) -> int:
     except ValueError as error:
         print(f"clozelab: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("clozelab: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        number = getattr(error, "number", 2)  # the signal that has ended a sweep; Ctrl-C says nothing
+        print(f"clozelab: {'interrupted' if number == 2 else 'terminated'}", file=sys.stderr)
+        return 128 + int(number)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -59,16 +61,41 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run what is missing of a claim, then judge it",
-        usage="clozelab run CLAIM [--scale SCALE] [--seeds N] [--slots N] [--runs-dir DIR] [--dry-run] [KEY=VALUE ...]",
-        epilog="KEY=VALUE are Hydra overrides for every arm alike; such a run is kept and reported apart.",
+        usage="clozelab run CLAIM [--scale SCALE] [--seeds N] [--slots N] [--runs-dir DIR] [--dry-run] [--new-plan] "
+        "[KEY=VALUE ...]",
+        epilog="launcher=local|joblib|submitit|ray and launcher.KEY=VALUE say where cells run. Other KEY=VALUE are "
+        "Hydra overrides for every arm alike; such a run is kept and reported apart.",
     )
     run.add_argument("claim", metavar="CLAIM", help="a claim's id (see `clozelab claims`) or the path of a claim.yaml")
     run.add_argument("--scale", default="cpu", help="the size at which to run it (default: cpu)")
     run.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
-    run.add_argument("--slots", type=int, metavar="N", help="cells at a time (default: GPUs, or CPU cores)")
+    run.add_argument("--slots", type=int, metavar="N", help="launcher.slots=N: cells at a time on this machine")
     run.add_argument("--runs-dir", type=Path, metavar="DIR", help="where runs are kept (default: ./runs)")
-    run.add_argument("--dry-run", action="store_true", help="show the cells and what is missing; start nothing")
+    run.add_argument(
+        "--dry-run", action="store_true", help="show the cells, what is missing, time and cost; start nothing"
+    )
+    run.add_argument("--new-plan", action="store_true", help="plan anew what was planned before the claim was edited")
     run.set_defaults(command=_run)
+
+    status = commands.add_parser(
+        "status", help="what has become of the planned cells: done, running, failed, per arm x seed"
+    )
+    status.add_argument("claim", metavar="CLAIM", nargs="?", help="only this claim")
+    status.add_argument("--watch", type=float, nargs="?", const=2.0, metavar="S", help="draw again every S seconds (2)")
+    status.add_argument("--runs-dir", type=Path, metavar="DIR", help="where runs are kept (default: ./runs)")
+    status.set_defaults(command=_status)
+
+    clean = commands.add_parser(
+        "clean",
+        help="show, and with --yes remove, what of the run tree nobody needs",
+        epilog="KIND: checkpoints (of finished cells), earlier (cells that no plan holds any more), leftovers (of "
+        "killed processes); all by default. Nothing outside the run tree is touched.",
+    )
+    clean.add_argument("kinds", metavar="KIND", nargs="*")
+    clean.add_argument("--claim", help="only this claim")
+    clean.add_argument("--runs-dir", type=Path, metavar="DIR", help="where runs are kept (default: ./runs)")
+    clean.add_argument("--yes", action="store_true", help="remove it")
+    clean.set_defaults(command=_clean)
 
     verdict = commands.add_parser("verdict", help="judge a claim again from its published evidence")
     verdict.add_argument("claim", metavar="CLAIM")
@@ -144,9 +171,30 @@ def _claims(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from clozelab.running.commands import run
 
+    slots = [] if options.slots is None else [f"launcher.slots={options.slots}"]
     return run(
-        options.claim, options.scale, options.seeds, options.slots, options.runs_dir, options.overrides, options.dry_run
+        options.claim,
+        options.scale,
+        options.seeds,
+        options.runs_dir,
+        [*options.overrides, *slots],
+        options.dry_run,
+        options.new_plan,
     )
+
+
+def _status(options: argparse.Namespace) -> int:
+    from clozelab.paths import runs_dir
+    from clozelab.running.status import status
+
+    return status(options.runs_dir or runs_dir(), options.claim, options.watch)
+
+
+def _clean(options: argparse.Namespace) -> int:
+    from clozelab.paths import runs_dir
+    from clozelab.running.cleaning import clean
+
+    return clean(options.runs_dir or runs_dir(), options.claim, options.kinds, options.yes)
 
 
 def _verdict(options: argparse.Namespace) -> int:

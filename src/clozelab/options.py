@@ -12,6 +12,7 @@
 import dataclasses
 import importlib
 import importlib.util
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,7 +76,11 @@ def inner_option(choice: str) -> dict[str, str]:
 def discover(*packages: str) -> None:
     """Import the modules of the option packages that define options, so that Hydra knows them.
 
-    Other modules are left alone: composing a configuration must not cost the import of the training loop.
+    Other modules are left alone: composing a configuration must not cost the import of the training loop. Modules named
+    in the environment variable CLOZELAB_OPTIONS (parted by commas) are options of the user's own.
+
+    Raises:
+        ValueError: a module of CLOZELAB_OPTIONS cannot be imported.
     """
     for name in packages or OPTION_PACKAGES:
         package = importlib.import_module(name)
@@ -83,6 +88,11 @@ def discover(*packages: str) -> None:
             spec = importlib.util.find_spec(module.name)
             if spec is None or spec.origin is None or "@option(" in Path(spec.origin).read_text(encoding="utf-8"):
                 importlib.import_module(module.name)
+    for name in filter(None, os.environ.get("CLOZELAB_OPTIONS", "").split(",")):
+        try:
+            importlib.import_module(name.strip())
+        except ImportError as error:
+            raise ValueError(f"CLOZELAB_OPTIONS names {name.strip()}, which cannot be imported: {error}") from None
 
 
 def registered(group: str) -> dict[str, type]:

@@ -44,7 +44,7 @@ PARAMETERS: tuple[str, ...] = ("unique", "unshared", "embedding")
 
 VOLATILE: frozenset[str] = frozenset(
     {
-        *("runs_dir", "tracker", "launcher", "cache", "slots"),
+        *("runs_dir", "tracker", "launcher", "objective", "cache", "slots"),
         *("progress", "num_workers", "threads", "log_every", "checkpoint_every", "checkpoint_seconds"),
     }
 )

@@ -1,5 +1,6 @@
 """The torch side of the data: a loader over steps. The only file of the data code that imports torch."""
 
+import signal
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -14,6 +15,15 @@ from clozelab.data.phases import Phases
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     """The batch as tensors that share its memory."""
     return {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in batch.items()}
+
+
+def _leave_signals(worker: int) -> None:
+    """In a loader process: Ctrl-C and SIGTERM, which a whole process group gets, are the trainer's to answer.
+
+    It still needs batches for the step it is in; the loader processes end with it.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Steps(Dataset):
@@ -85,4 +95,5 @@ class ClozeData(LightningDataModule):
             num_workers=self.workers,
             pin_memory=self.pin_memory,
             persistent_workers=self.workers > 0,
+            worker_init_fn=_leave_signals,
         )

@@ -1,12 +1,17 @@
-"""The process of one cell: `python -m clozelab.running.child RUN_DIRECTORY [PARENT_PID]`.
+"""The process of one cell: `python -m clozelab.running.child RUN_DIRECTORY [PARENT_PID [RESUME]]`; parent 0 is none.
 
 It ties itself to the process that started it before it imports anything heavy, so that no cell outlives its sweep
-unseen.
+unseen, and no rank its cell.
 """
 
 import os
 import signal
 import sys
+
+FIRST_RANK = "CLOZELAB_FIRST_RANK"
+"""Environment variable by which the first rank of a cell tells the others, which replay its command, its pid."""
+# Left over from whoever started the cell, they would make it a rank of somebody else's run.
+_RANK_VARIABLES = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def die_with_parent(parent: int) -> None:
@@ -17,14 +22,24 @@ def die_with_parent(parent: int) -> None:
 
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    # A rank's parent is the first rank, which holds the sweep's pid for it.
-    if "LOCAL_RANK" not in os.environ and os.getppid() != parent:
+    if os.getppid() != parent:
         sys.exit(f"clozelab: the process {parent} that started this cell is gone")
 
 
+def _parent(argument: str) -> int:
+    """Who started this process: the first rank if it is a further one, else whoever the command names; 0: nobody."""
+    if FIRST_RANK in os.environ:
+        return int(os.environ[FIRST_RANK])
+    for name in _RANK_VARIABLES:
+        os.environ.pop(name, None)
+    return int(argument)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        die_with_parent(int(sys.argv[2]))
+    # Slurm's notice reaches every process of a job; it is for the supervisor, which then asks the cell to end.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if parent := _parent(sys.argv[2] if len(sys.argv) > 2 else "0"):
+        die_with_parent(parent)
     from clozelab.training.cell import main
 
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:2], *sys.argv[3:4]))

@@ -24,11 +24,11 @@ from clozelab.data.store import data_fingerprint
 from clozelab.options import build
 from clozelab.running.compose import compose_run, composer, prepare_data, validate
 from clozelab.running.directories import CHECKPOINT, check_room, freeze, slug
-from clozelab.running.pool import Job, threads_of
+from clozelab.running.job import Job
 from clozelab.running.start import pinned
 
 # Keys that a claim run sets itself: an override of them on an arm or a scale would silently lose.
-OWNED = ("seed", "claim", "arm", "scale", "runs_dir")
+OWNED = ("seed", "claim", "arm", "scale", "runs_dir", "launcher")
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,18 @@ class Cell:
         return Job(f"{self.arm} seed {self.seed}", self.directory, self.id)
 
     def record(self) -> records.Record | None:
-        """The record of this very cell if it is done, else None."""
+        """The record of this very cell if it is done, else None.
+
+        Raises:
+            ValueError: there is a record that cannot be read.
+        """
         path = self.directory / "record.json"
         if not path.exists():
             return None
-        (record,) = records.read_records(path)
+        found = records.read_records(path)
+        if len(found) != 1:
+            raise ValueError(f"{path} holds {len(found)} records instead of one; remove it to run the cell again")
+        (record,) = found
         return record if record.cell == self.id else None
 
 
@@ -63,6 +70,13 @@ class Plan:
     scale: str
     directory: Path
     cells: list[Cell]
+    launcher: dict[str, Any]
+    """node of the group `launcher`: where the cells run"""
+
+    @property
+    def devices(self) -> int:
+        """The most that a cell wants."""
+        return max(int(cell.config["trainer"]["devices"]) for cell in self.cells)
 
     def missing(self) -> list[Cell]:
         """Cells without a record."""
@@ -86,7 +100,8 @@ def make_plan(
     Args:
         runs: folder of the run tree; the claim's cells lie in `runs/<claim>/<scale>/`.
         seeds: the first n of the scale's seeds (default: all of them).
-        overrides: further Hydra overrides for every arm alike; they enter the identity of the cells.
+        overrides: further Hydra overrides for every arm alike; they enter the identity of the cells, but for those of
+            the group `launcher`, which say where cells run.
 
     Raises:
         ValueError: an unknown scale, a key of OWNED overridden, a config that does not compose, or arms that differ
@@ -94,13 +109,15 @@ def make_plan(
     """
     level = claim.scale(scale)
     chosen = claim.planned_seeds(scale, seeds)
-    extra = list(overrides or [])
+    extra = [override for override in overrides or [] if _key(override).partition(".")[0] != "launcher"]
+    where = [override for override in overrides or [] if override not in extra]
     # With overrides of the user's it is another experiment: it gets a directory, and a report, of its own.
     tag = f"+{hashlib.blake2b(' '.join(extra).encode(), digest_size=4).hexdigest()}" if extra else ""
     directory = runs / claim.id / f"{scale}{tag}"
     common = [*level.overrides, *extra]
     by_arm: dict[str, dict[str, Any]] = {}
     with composer():
+        launcher = compose_run(where)["launcher"]
         for name, arm in claim.arms.items():
             for override in [*common, *arm.overrides]:
                 if _key(override) in OWNED:
@@ -112,6 +129,7 @@ def make_plan(
                         f"({', '.join(claim.varies)}); change the arms in {claim.folder / 'claim.yaml'} instead"
                     )
             by_arm[name] = compose_run([*common, *arm.overrides])
+            del by_arm[name]["launcher"]
     guard(claim, by_arm)
     starts = {name: pinned(base)["init_from"] for name, base in by_arm.items()}
     fingerprints: dict[str, str] = {}
@@ -126,7 +144,7 @@ def make_plan(
                 fingerprints[source] = data_fingerprint(build(config["corpus"]), build(config["tokenizer"]))
             cell = records.fingerprint(config | {"init_from": starts[name]}, fingerprints[source])
             cells.append(Cell(name, seed, cell, config, directory / f"{slug(name)}-s{seed}-{cell[:8]}"))
-    return Plan(claim, scale, directory, cells)
+    return Plan(claim, scale, directory, cells, launcher)
 
 
 def _key(override: str) -> str:
@@ -139,8 +157,11 @@ def _overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def prepare(plan: Plan, slots: int) -> None:
+def prepare(plan: Plan, threads: int) -> None:
     """Validate the missing cells, build the data they need, and freeze their configurations.
+
+    Args:
+        threads: CPU threads of a cell.
 
     Raises:
         ValueError: any of it fails; nothing was trained.
@@ -156,14 +177,8 @@ def prepare(plan: Plan, slots: int) -> None:
         # A cell that goes on from a checkpoint keeps its configuration, number of threads included: other sums of
         # floats would be other bits.
         if not (cell.directory / CHECKPOINT).exists():
-            trainer = {**cell.config["trainer"], "threads": cell.config["trainer"]["threads"] or threads_of(slots)}
+            trainer = {**cell.config["trainer"], "threads": cell.config["trainer"]["threads"] or threads}
             freeze(cell.directory, {**cell.config, "trainer": trainer})
-    frozen = {
-        "claim": plan.claim.id,
-        "scale": plan.scale,
-        "cells": [[c.arm, c.seed, c.id, c.directory.name] for c in plan.cells],
-    }
-    (plan.directory / "plan.json").write_text(json.dumps(frozen, indent=1) + "\n")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What the commands that need the training island do."""
 
-import os
 from pathlib import Path
 
 from rich.console import Console
@@ -9,68 +8,37 @@ from clozelab.claims.commands import present, write_evidence
 from clozelab.claims.schema import resolve_claim
 from clozelab.paths import runs_dir
 from clozelab.running.claim_run import locked, make_plan, prepare
-from clozelab.running.display import SweepDisplay
-from clozelab.running.pool import Job, Outcome, cores, run_jobs
-
-
-def gpus() -> list[str]:
-    """Ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return named or [str(index) for index in range(torch.cuda.device_count())]
-
-
-def slot_devices(slots: int | None, devices: int) -> tuple[int, list[str] | None]:
-    """How many cells at a time, and the GPUs that each of them sees.
-
-    One cell a GPU (or a group of `devices` GPUs); without a GPU, one a CPU core: two one-thread cells beat one
-    two-thread cell at small size.
-
-    Raises:
-        ValueError: fewer GPUs than a cell wants, or more cells at a time than GPUs hold.
-    """
-    available = gpus()
-    if not available:
-        return slots or max(1, cores() // devices), None
-    groups = [",".join(available[i : i + devices]) for i in range(0, len(available) - devices + 1, devices)]
-    if not groups or (slots or 1) > len(groups):
-        raise ValueError(
-            f"{slots or 1} cell(s) at a time with trainer.devices={devices} want more GPUs than the {len(available)} "
-            "here; lower --slots or trainer.devices"
-        )
-    return slots or len(groups), groups
-
-
-def run_pool(jobs: list[Job], slots: int, gpu_groups: list[str] | None) -> list[Outcome]:
-    """Run jobs under the display, and name the failed ones at the end."""
-    console = Console(stderr=True)
-    with SweepDisplay(len(jobs), console) as display:
-        outcomes = run_jobs(jobs, slots, gpu_groups, on_start=display.start, on_end=display.end, on_tick=display.tick)
-    failed = [outcome for outcome in outcomes if not outcome.done]
-    if failed:
-        console.print(f"{len(failed)} of {len(jobs)} failed:", style="red")
-        for outcome in failed:
-            console.print(f"  {outcome.job.name}: {outcome.reason}", highlight=False, markup=False)
-    return outcomes
+from clozelab.running.display import console_of
+from clozelab.running.forecast import forecast
+from clozelab.running.job import Outcome
+from clozelab.running.planning import check_plan, set_aside, write_plan
+from clozelab.running.pool import ended_by_signals
+from clozelab.running.sweep import launcher_of, run_sweep
 
 
 def run(
-    name: str, scale: str, seeds: int | None, slots: int | None, runs: Path | None, overrides: list[str], dry_run: bool
+    name: str,
+    scale: str,
+    seeds: int | None,
+    runs: Path | None,
+    overrides: list[str],
+    dry_run: bool = False,
+    new_plan: bool = False,
 ) -> int:
     """Run what is missing of a claim, then print its verdict and write its report into the run tree.
 
     Raises:
-        ValueError: the claim, a config or the data cannot run; nothing was trained.
+        ValueError: the claim, a config or the data cannot run, or the claim has changed since its runs were planned;
+            nothing was trained.
+        Interrupted: by a signal, after the running cells were ended.
     """
-    if slots is not None and slots < 1:
-        raise ValueError(f"--slots is {slots}; it must be at least 1")
     claim = resolve_claim(name)
     plan = make_plan(claim, scale, runs or runs_dir(), seeds, overrides)
+    launcher = launcher_of(plan.launcher, plan.devices)
+    if not new_plan:
+        check_plan(plan)
     missing = plan.missing()
-    console = Console(stderr=True)
+    console = console_of(stderr=True)
     console.print(
         f"{claim.id} at scale {scale}: {len(plan.cells)} cells, "
         f"{len(plan.cells) - len(missing)} done, {len(missing)} to run",
@@ -83,24 +51,28 @@ def run(
             highlight=False,
         )
     if dry_run:
-        for cell in plan.cells:
-            state = "missing" if cell.record() is None else "done"
-            console.print(f"  {state:8} {cell.arm} seed {cell.seed}  {cell.directory}", highlight=False)
+        console.print(forecast(plan))
         return 0
     outcomes: list[Outcome] = []
-    if missing:
-        devices = max(cell.config["trainer"]["devices"] for cell in missing)
-        slots, gpu_groups = slot_devices(slots, devices)
+    if missing or new_plan:
         with locked(plan):
-            prepare(plan, slots)
-            # Asked again under the lock: another run may have finished some since.
-            outcomes = run_pool([cell.job for cell in plan.missing()], slots, gpu_groups)
+            if not new_plan:  # asked again under the lock: another run may have planned since, and finished some
+                check_plan(plan)
+            prepare(plan, launcher.threads(plan.devices))
+            if new_plan:
+                set_aside(plan.directory)
+            write_plan(plan)
+            if jobs := [cell.job for cell in plan.missing()]:
+                with ended_by_signals():
+                    outcomes = run_sweep(jobs, launcher, plan.devices)
     found = plan.records()
-    if overrides:
-        print(f"not the claim as published: every arm has {' '.join(overrides)}\n")
+    science = [override for override in overrides if not override.startswith("launcher")]
+    if science:
+        print(f"not the claim as published: every arm has {' '.join(science)}\n")
     if found:
         present(claim, found, scale, plan.directory)
-    return 1 if any(not outcome.done for outcome in outcomes) else 0
+    unfinished = len(plan.missing()) if outcomes else 0
+    return 1 if unfinished or any(outcome.failed for outcome in outcomes) else 0
 
 
 def publish(name: str, scale: str, runs: Path | None) -> int:

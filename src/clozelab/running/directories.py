@@ -1,13 +1,42 @@
 """Run directories: one a run, made exclusively, with its frozen configuration inside."""
 
+import contextlib
+import json
+import os
 import re
 import shutil
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
+
+RUNNING = "running.json"
+
+
+def say_running(directory: Path, identity: dict[str, Any]) -> None:
+    """Leave word of which process runs the cell of a directory, and who the cell is."""
+    pid = os.getpid()
+    process = {"host": socket.gethostname(), "pid": pid, "since": time.time(), "started": started(pid)}
+    temporary = directory / f"{RUNNING}.part"
+    temporary.write_text(json.dumps(identity | process) + "\n")
+    temporary.replace(directory / RUNNING)
+
+
+def started(pid: int) -> str | None:
+    """What tells a process from an earlier one of the same number; None: it has ended, or cannot be asked here.
+
+    The boot and the clock ticks since then at which it started. (The times of the folder `/proc/PID` are those at which
+    somebody first looked.)
+    """
+    with contextlib.suppress(OSError, IndexError):
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if state not in "ZX":  # dead, and not buried yet
+            return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{rest[18]}"
+    return None
 
 
 def check_room(directory: Path, needed: int, what: str) -> None:

@@ -7,8 +7,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from clozelab.running.pool import Job, Outcome
+from clozelab.running.job import Job, Outcome
 from clozelab.training.history import last_row
+
+WIDTH = 200
+
+
+def console_of(stderr: bool = False) -> Console:
+    """Where to print: as wide as the terminal; without one so wide that tables keep all they say."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=WIDTH)
 
 
 class SweepDisplay:
@@ -50,14 +58,15 @@ class SweepDisplay:
     def end(self, outcome: Outcome) -> None:
         """A cell ended."""
         self._ended += 1
-        self._progress.remove_task(self._tasks.pop(outcome.job.directory))
+        if (task := self._tasks.pop(outcome.job.directory, None)) is not None:
+            self._progress.remove_task(task)
         minutes, seconds = divmod(round(outcome.seconds), 60)
         head = f"[{self._ended}/{self._total}] {outcome.job.name}"
-        if outcome.done:
+        if not outcome.failed:
             row = last_row(outcome.job.directory) or {}
             loss = f", training loss {row['loss/mlm']:.3f}" if "loss/mlm" in row else ""
             self._progress.console.print(
-                f"{head}: done in {minutes}:{seconds:02d}{loss}", highlight=False, markup=False
+                f"{head}: done in {minutes}:{seconds:02d}{loss}", highlight=False, markup=False, soft_wrap=True
             )
         else:
             log = outcome.job.directory / "train.log"
@@ -65,6 +74,7 @@ class SweepDisplay:
                 f"{head}: FAILED after {minutes}:{seconds:02d}: {outcome.reason} (log: {log})",
                 highlight=False,
                 markup=False,
+                soft_wrap=True,  # a path that is broken in two is none
                 style="red",
             )
 
@@ -76,6 +86,13 @@ class SweepDisplay:
         for job in running:
             row = last_row(job.directory)
             if row is not None:
-                done = row["progress"] >= 1
-                note = "measuring" if done else f"{row['tokens_per_second']:,.0f} tokens/s  loss {row['loss/mlm']:.3f}"
-                self._progress.update(self._tasks[job.directory], completed=row["progress"], note=note)
+                progress = float(row.get("progress", 0.0))
+                note = "measuring" if progress >= 1 else _note(row)
+                self._progress.update(self._tasks[job.directory], completed=progress, note=note)
+
+
+def _note(row: dict[str, Any]) -> str:
+    """Speed and loss, as far as a row has them: what is logged is the objective's choice."""
+    speed = f"{row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
+    loss = next((f"loss {row[key]:.3f}" for key in ("loss/mlm", "loss") if isinstance(row.get(key), float)), "")
+    return "  ".join(filter(None, (speed, loss)))

@@ -1,59 +1,60 @@
-"""A pool of slots that runs cells as processes, each in a process group of its own.
+"""A pool of slots on this machine that runs cells as processes, each in a process group of its own.
 
-A cell's outcome is read from its exit code and its record, never from its output. A failure never stops the others.
-When the pool ends, by whatever cause, its cells end: on Linux the kernel ends them with their parent, elsewhere the
-pool terminates them.
+A failure never stops the others, unless the pool is told to fail fast. When the pool ends, by whatever cause, its cells
+end: on Linux the kernel ends them with their parent, elsewhere the pool terminates them.
 """
 
 import contextlib
-import json
+import logging
 import os
+import queue
 import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
-GRACE_SECONDS = 10.0
+import yaml
 
+from clozelab.running.job import Job, Limits, Outcome
+from clozelab.running.supervise import Process, Starter, cold_start, environment_of, supervise
+from clozelab.running.warm import WarmSlot, needed_by
 
-@dataclass(frozen=True)
-class Job:
-    """One cell to run."""
-
-    name: str
-    directory: Path
-    cell: str | None = None
-    """The identity that its record must have; None: any."""
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended."""
+class Interrupted(KeyboardInterrupt):
+    """A signal has ended a sweep: Ctrl-C, or what ends it like Ctrl-C."""
 
-    job: Job
-    code: int
-    seconds: float
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
-    @property
-    def done(self) -> bool:
-        """The record of this very cell exists."""
-        path = self.job.directory / "record.json"
-        return path.exists() and self.job.cell in (None, json.loads(path.read_text())["cell"])
 
-    @property
-    def reason(self) -> str:
-        """Why it is not done, in one line."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return str(json.loads((self.job.directory / "failure.json").read_text())["reason"])
-        if (self.job.directory / "record.json").exists():
-            return "its record is of another cell: corpus or configuration changed while it ran"
-        if self.code < 0:
-            return f"ended by signal {signal.Signals(-self.code).name}"
-        return f"exit code {self.code} and no record"
+class Follow(Protocol):
+    """Who is told of what happens to jobs, always from the thread that launched them."""
+
+    def start(self, job: Job) -> None:
+        """A job starts."""
+
+    def end(self, outcome: Outcome) -> None:
+        """A job has ended."""
+
+    def tick(self, running: list[Job]) -> None:
+        """What runs; told several times a second."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def start(self, job: Job) -> None:
+        """Nothing."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Nothing."""
+
+    def tick(self, running: list[Job]) -> None:
+        """Nothing."""
 
 
 def cores() -> int:
@@ -70,91 +71,124 @@ def run_jobs(
     jobs: list[Job],
     slots: int,
     gpus: list[str] | None = None,
-    on_start: Callable[[Job], None] = lambda job: None,
-    on_end: Callable[[Outcome], None] = lambda outcome: None,
-    on_tick: Callable[[list[Job]], None] = lambda running: None,
+    limits: Limits | None = None,
+    fail_fast: bool = False,
+    warm: bool = False,
+    follow: Follow | None = None,
 ) -> list[Outcome]:
     """Run every job, at most `slots` at a time; returns the outcomes in the order in which they ended.
 
     Args:
         slots: cells at a time; each has cores / slots CPU threads.
         gpus: ids of the GPUs, of which each slot sees one; None leaves what is visible alone.
-        on_start, on_end, on_tick: told of each start, each end, and of what runs about once a second.
+        limits: of each cell.
+        fail_fast: after the first failure start nothing more, and end what runs.
+        warm: fork cells from a process a slot that has imported everything already.
+        follow: told of each start and end.
 
     Raises:
-        KeyboardInterrupt: after every running cell was asked to end (and made to, after a grace period).
+        Interrupted: after every running cell was asked to end (and made to, after a grace period).
     """
-    threads = threads_of(slots)
-    free = list(range(slots))[::-1]
-    waiting, running, outcomes = list(jobs), dict[subprocess.Popen[bytes], tuple[Job, float, int]](), list[Outcome]()
-    with _ended_by_signals():
+    follow, limits, stop = follow or Silent(), limits or Limits(), threading.Event()
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    news: queue.SimpleQueue[Job | Outcome | BaseException] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+    modules = needed_by(job.directory for job in jobs) if warm else []
+
+    def work(slot: int) -> None:
+        environment = environment_of(threads_of(slots), gpus[slot] if gpus else None)
+        # Fewer cells than two a slot would wait for the warm process as long as for their own start.
+        server = WarmSlot(environment, modules) if warm and len(jobs) > slots else None
         try:
-            while waiting or running:
-                while waiting and free:
-                    job, slot = waiting.pop(0), free.pop()
-                    on_start(job)
-                    process = _start(job, threads, gpus[slot] if gpus else None)
-                    running[process] = (job, time.monotonic(), slot)
-                time.sleep(0.1)
-                for process in [p for p in running if p.poll() is not None]:
-                    job, begin, slot = running.pop(process)
-                    free.append(slot)
-                    outcome = Outcome(job, process.returncode, time.monotonic() - begin)
-                    outcomes.append(outcome)
-                    on_end(outcome)
-                on_tick([job for job, _, _ in running.values()])
+            while not stop.is_set():
+                try:
+                    job = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                news.put(job)
+                outcome = supervise(job, limits, environment, _starter(server, stop), stop)
+                if fail_fast and outcome.failed:  # here: the next job would be taken before others hear of it
+                    stop.set()
+                news.put(outcome)
+        except BaseException as error:  # told to the thread that waits for news
+            news.put(error)
         finally:
-            _stop(list(running))
+            if server is not None:
+                server.close()
+
+    workers = [threading.Thread(target=work, args=(slot,), daemon=True) for slot in range(min(slots, len(jobs)))]
+    outcomes: list[Outcome] = []
+    running: dict[str, Job] = {}
+    with ended_by_signals():
+        try:
+            for worker in workers:
+                worker.start()
+            while any(worker.is_alive() for worker in workers) or not news.empty():
+                with contextlib.suppress(queue.Empty):
+                    item = news.get(timeout=0.1)
+                    if isinstance(item, BaseException):
+                        raise item
+                    if isinstance(item, Job):
+                        running[str(item.directory)] = item
+                        follow.start(item)
+                    else:
+                        running.pop(str(item.job.directory))
+                        outcomes.append(item)
+                        follow.end(item)
+                follow.tick(list(running.values()))
+        finally:
+            stop.set()
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(0.1)
     return outcomes
 
 
+def _starter(server: WarmSlot | None, stop: threading.Event) -> Starter:
+    """From the warm process while there is one; several ranks replay their command, and need a fresh interpreter."""
+
+    def start(directory: Path, environment: Mapping[str, str]) -> Process:
+        if server is not None and not server.gone and _devices(directory) == 1:
+            try:
+                return server.start(directory, environment, stop)
+            except OSError as error:
+                if not stop.is_set():
+                    log.warning("cells of a slot start as fresh interpreters from now on, and slower: %s", error)
+        return cold_start(directory, environment)
+
+    return start
+
+
+def _devices(directory: Path) -> int:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+    try:
+        return int(yaml.load((directory / "config.yaml").read_text(), loader)["trainer"]["devices"])
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return 1  # no configuration that could run: the cell will say what is wrong, and stop no other
+
+
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the pool as Ctrl-C does, so that its cells end with it."""
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a sweep as Ctrl-C does, so that its cells end with it.
+
+    Raises:
+        Interrupted: one of the three was met; knows its number.
+    """
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Interrupted(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # One that is ignored stays so: that is how `nohup` and shells keep a sweep in the background running.
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _start(job: Job, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "clozelab.running.child", str(job.directory), str(os.getpid())]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PL_GLOBAL_SEED"):
-        environment.pop(name, None)  # a rank's leftovers would make the cell a rank of somebody else's run
-    (job.directory / "failure.json").unlink(missing_ok=True)
-    with (job.directory / "output.log").open("ab") as output:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
-
-
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        _signal(process, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _signal(process, signal.SIGKILL)
-            process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return  # it had already ended

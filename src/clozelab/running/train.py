@@ -1,29 +1,39 @@
 """`clozelab train`: one run, or a Hydra multirun (`-m`) whose jobs are processes of their own."""
 
+import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rich.console import Console
+
+from clozelab.options import build
 from clozelab.paths import conf_dir
 from clozelab.running.compose import compose_run, composer, prepare_data, validate
 from clozelab.running.directories import check_room, freeze, slug, unique_directory
+from clozelab.running.job import RECORD, CellFailed, Job
+from clozelab.running.outcomes import note, noted
+from clozelab.running.supervise import environment_of, supervise
+from clozelab.running.sweep import sum_up
 
 
 def train(arguments: list[str]) -> int:
-    """Run what the overrides describe; `--resume DIRECTORY` goes on with a run that was interrupted.
+    """Run what the overrides describe; `--resume DIRECTORY [auto|must|never]` goes on with a run that was interrupted.
 
-    Other flags (`-m`, `--help`, `--cfg job`, ...) are Hydra's own.
+    auto (as it stands there, from its checkpoint if it has one), must (from its checkpoint, or not at all), never (from
+    the start; the checkpoint is put aside). Other flags (`-m`, `--help`, `--cfg job`, ...) are Hydra's own.
 
     Raises:
         ValueError: a configuration that cannot run; nothing was trained.
     """
     if arguments[:1] == ["--resume"]:
-        if len(arguments) != 2 or not (Path(arguments[1]) / "config.yaml").is_file():
-            raise ValueError("--resume wants one run directory, which holds a config.yaml, and nothing else")
-        _become_cell(Path(arguments[1]))
+        if len(arguments) not in (2, 3) or not (Path(arguments[1]) / "config.yaml").is_file():
+            raise ValueError(
+                "--resume wants one run directory, which holds a config.yaml, and if need be auto, must or never"
+            )
+        _become_cell(Path(arguments[1]), *arguments[2:])
     if any(argument.startswith("-") for argument in arguments):
         return _hydra(arguments)
     with composer():
@@ -33,9 +43,9 @@ def train(arguments: list[str]) -> int:
     _become_cell(directory)
 
 
-def _become_cell(directory: Path) -> NoReturn:
+def _become_cell(directory: Path, resume: str = "auto") -> NoReturn:
     """Let the cell take this process's place: ranks of a many-device run then replay the single-cell command."""
-    os.execv(sys.executable, [sys.executable, "-m", "clozelab.running.child", str(directory)])
+    os.execv(sys.executable, [sys.executable, "-m", "clozelab.running.child", str(directory), "0", resume])
 
 
 def prepare_runs(configs: list[dict[str, Any]]) -> list[Path]:
@@ -53,9 +63,23 @@ def prepare_runs(configs: list[dict[str, Any]]) -> list[Path]:
     for config in configs:
         name = slug(f"{stamp}-{config['arm'] or 'train'}-s{config['seed']}")
         directory = unique_directory(Path(config["runs_dir"]) / "train", name)
-        freeze(directory, config)
+        freeze(directory, {key: value for key, value in config.items() if key not in ("launcher", "objective")})
         directories.append(directory)
     return directories
+
+
+def objective_of(directory: Path, metric: str | None) -> float | str:
+    """What a sweeper is told of a run: its metric, or where none is asked for, its directory.
+
+    Raises:
+        ValueError: the run has no such metric; names those it has.
+    """
+    if metric is None:
+        return str(directory)
+    found = json.loads((directory / RECORD).read_text())["metrics"]
+    if metric not in found:
+        raise ValueError(f"objective={metric} is no metric of this run; it has {', '.join(sorted(found))}")
+    return float(found[metric]["value"])
 
 
 def _hydra(arguments: list[str]) -> int:
@@ -77,21 +101,33 @@ def _hydra(arguments: list[str]) -> int:
     discover()
 
     @hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")
-    def entry(config: Any) -> None:
-        (directory,) = prepare_runs([plain(config)])
+    def entry(config: Any) -> float | str:
+        run = plain(config)
+        (directory,) = prepare_runs([run])
         print(f"run directory: {directory}", file=sys.stderr)
         if HydraConfig.get().mode == RunMode.RUN:
             _become_cell(directory)
-        # Another launcher than ours: the job is still a process of its own.
-        command = [sys.executable, "-m", "clozelab.running.child", str(directory), str(os.getpid())]
-        code = subprocess.run(command, check=False).returncode
-        if code:
-            raise RuntimeError(f"{directory} ended with exit code {code}; see {directory / 'train.log'}")
+        # Another launcher than ours: the job is still a process of its own, under the same supervision.
+        launcher = build(run["launcher"])
+        outcome = supervise(
+            Job(" ".join(HydraConfig.get().overrides.task) or "run", directory),
+            launcher.limits,
+            environment_of(launcher.threads(run["trainer"]["devices"])),
+        )
+        note(Path(HydraConfig.get().sweep.dir), outcome)
+        if outcome.failed:
+            raise CellFailed(f"{outcome.job.name}: {outcome.reason}; see {directory / 'train.log'}")
+        return objective_of(directory, run["objective"])
 
     sys.argv = ["clozelab train", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach the lines below instead of Hydra's own printer
     try:
         entry()
+    except CellFailed:  # Hydra's word on the first one; all of them are named below
+        return 1
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(one_line(error, arguments)) from error
+    finally:
+        outcomes = noted()
+        sum_up(outcomes, len(outcomes), Console(stderr=True, soft_wrap=True))
     return 0

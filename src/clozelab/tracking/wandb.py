@@ -127,6 +127,6 @@ class WandbTracker:
         run, self._run = getattr(self, "_run", None), None
         if run is not None:
             try:
-                run.finish(exit_code=0 if status == "finished" else 1)
+                run.finish(exit_code={"finished": 0, "killed": 255}.get(status, 1))
             except Exception as error:  # as above
                 log.warning("tracker: W&B could not close its run (%s: %s)", type(error).__name__, error)

@@ -5,12 +5,14 @@ and record.json, which is written last: a cell is done when its record exists. A
 its newest checkpoint. Ranks of a many-device cell replay this very command, never the sweep that started it.
 """
 
+import contextlib
 import dataclasses
 import faulthandler
 import functools
 import json
 import logging
 import os
+import pickle
 import signal
 import sys
 import time
@@ -27,6 +29,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from clozelab import records
+from clozelab.claims.guard import differences
 from clozelab.data.batches import fixed_batches
 from clozelab.data.example_cache import examples_of
 from clozelab.data.examples import Examples
@@ -40,11 +43,12 @@ from clozelab.evaluation.yardstick import Measured, Subject
 from clozelab.models.initialise import initialise
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
-from clozelab.running.directories import CHECKPOINT
+from clozelab.running.child import FIRST_RANK
+from clozelab.running.directories import CHECKPOINT, say_running
 from clozelab.running.start import origin, pinned, start_folder, start_state
 from clozelab.training import cost
 from clozelab.training.allocator import keep_heap
-from clozelab.training.checkpoints import LastCheckpoint, save_checkpoint
+from clozelab.training.checkpoints import LastCheckpoint, Stop, Terminated, Unsaved, WholeFiles
 from clozelab.training.config import TrainerOption
 from clozelab.training.metric_log import MetricLog
 from clozelab.training.module import Diverged, PretrainingModule
@@ -59,34 +63,53 @@ ENDLESS = 2**40
 EVALUATION_BATCH = 64
 
 
-class Terminated(BaseException):
-    """SIGTERM or Ctrl-C: the cell ends as killed and can go on later."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
+RESUME = ("auto", "must", "never")
 
 
-def run_cell(directory: Path) -> records.Record | None:
+class InUse(ValueError):
+    """Another process runs the cell of this directory."""
+
+
+def run_cell(directory: Path, resume: str = "auto", stop: Stop | None = None) -> records.Record | None:
     """Train and measure the cell whose config.yaml lies in `directory`; its record (None on ranks but the first).
 
     A directory whose record exists is done: the record is read, nothing is trained.
 
+    Args:
+        resume: go on from a checkpoint: auto (if there is one), must (there has to be one), never (start again, and put
+            the old one aside).
+        stop: who tells it to end.
+
     Raises:
-        ValueError: the configuration asks for something impossible, or another process holds the directory; nothing was
-            trained.
+        ValueError: the configuration asks for something impossible, another process holds the directory, or `resume`
+            cannot be had; nothing was trained.
     """
-    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
-        return _run_cell(directory)
+    if resume not in RESUME:
+        raise ValueError(f"resume is {resume!r}; give one of {', '.join(RESUME)}")
+    stop = stop or Stop()
+    if rank() > 0:
+        return _run_cell(directory, stop)
     try:
         with FileLock(directory / ".lock", timeout=0):
-            return _run_cell(directory)
+            (directory / "failure.json").unlink(missing_ok=True)  # of an earlier attempt
+            checkpoint = directory / CHECKPOINT
+            done = (directory / "record.json").exists()
+            if resume == "must" and not done and not checkpoint.exists():
+                raise ValueError(f"{directory} holds no {CHECKPOINT} to go on from; leave resume=must out to start it")
+            if resume == "never" and not done and checkpoint.exists():
+                checkpoint.replace(checkpoint.with_suffix(f".{time.strftime('%Y%m%d-%H%M%S')}.ckpt"))
+            return _run_cell(directory, stop)
     except Timeout as error:
-        raise ValueError(f"{directory} is in use by another process; a run directory has one run") from error
+        raise InUse(f"{directory} is in use by another process; a run directory has one run") from error
 
 
-def _run_cell(directory: Path) -> records.Record | None:
-    config = yaml.safe_load((directory / "config.yaml").read_text())
+def rank() -> int:
+    """The rank of this process among those of its cell."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
+    config = yaml.load((directory / "config.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     provenance = records.provenance()  # of the code that is loaded now, not of what it may be changed to meanwhile
     trainer_option: TrainerOption = build(config["trainer"])
     if trainer_option.threads:
@@ -103,7 +126,9 @@ def _run_cell(directory: Path) -> records.Record | None:
         return record
     log.info("cell %s: %s", cell, {k: v for k, v in identity.items() if v is not None})
 
-    rank_zero = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    rank_zero = rank() == 0
+    if rank_zero:
+        say_running(directory, identity)
     store = open_store(corpus, tokenizer_option, cache_dir())
     if rank_zero:
         store.tokenizer.save(directory)  # the weights mean nothing without it
@@ -139,28 +164,40 @@ def _run_cell(directory: Path) -> records.Record | None:
         flops_of=read.flops_of,
         precision=precision,
         device=device,
+        cell=cell,
+        config=records.essential(pin),
     )
     tracker = build(config["tracker"])
     status = "failed"
     try:
         start_step = 0
         if checkpoint.exists():
-            saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+            saved = load_checkpoint(checkpoint)
+            check_same_cell(saved, module, directory)
             start_step = int(saved["spent"]["steps"])
             module.load_state_dict(saved["state_dict"])
             module.on_load_checkpoint(saved)
             log.info("resuming %s at step %d", checkpoint, start_step)
+            provenance["resumed_at_step"] = start_step
         on_gpu = device.type == "cuda"
         data = ClozeData(read.phases, ENDLESS, start_step, workers=trainer_option.num_workers, pin_memory=on_gpu)
         metric_log = MetricLog(directory)
         metric_log.rewind(start_step)
         tracked = tracker.start(directory, identity, config) if rank_zero else None
-        trainer = make_trainer(directory, trainer_option, device, [metric_log] + ([tracked] if tracked else []))
+        loggers = [metric_log] + ([tracked] if tracked else [])
+        trainer = make_trainer(directory, trainer_option, device, loggers, stop)
         diverged: str | None = None
         try:
             if module.budget.progress(module.spent) < 1:
-                trainer.fit(module, datamodule=data, ckpt_path=checkpoint if start_step else None, weights_only=True)
-                save_checkpoint(trainer, checkpoint)
+                if trainer_option.devices > 1 and rank_zero:
+                    os.environ[FIRST_RANK] = str(os.getpid())
+                with stop.at_the_end_of_a_step():
+                    trainer.fit(
+                        module, datamodule=data, ckpt_path=checkpoint if start_step else None, weights_only=True
+                    )
+                    trainer.save_checkpoint(checkpoint)
+                if stop.number is not None:  # met after the very last step
+                    raise Terminated(stop.number)
         except Diverged as error:
             diverged = str(error)
             log.warning("diverged: %s", error)
@@ -211,6 +248,38 @@ def _run_cell(directory: Path) -> records.Record | None:
         tracker.finish(status)
 
 
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"{path} is no checkpoint that can be read ({str(error).splitlines()[0]}); start again without it: "
+            f"`clozelab train --resume {path.parent.parent} never`"
+        ) from error
+    return saved
+
+
+def check_same_cell(saved: dict[str, Any], module: PretrainingModule, directory: Path) -> None:
+    """Hold a checkpoint against the cell that would go on from it.
+
+    Raises:
+        ValueError: it is of another one; says in which settings they differ.
+    """
+    if saved.get("cell", module.cell) == module.cell:
+        return
+    changed = differences(saved.get("config") or {}, module.config or {}) if "config" in saved else {}
+    what = ", ".join(f"{key} was {was!r} and is {now!r}" for key, (was, now) in changed.items()) or "other data"
+    raise ValueError(
+        f"{directory / CHECKPOINT} is of cell {saved['cell']}, and {directory / 'config.yaml'} now describes cell "
+        f"{module.cell} ({what}); put the old configuration back, or start the new one in a directory of its own"
+    )
+
+
 def start_from(folder: Path, model: PretrainingModel) -> None:
     """Give a model the weights of a folder in the Hugging Face layout.
 
@@ -226,10 +295,15 @@ def start_from(folder: Path, model: PretrainingModel) -> None:
         log.info("there, and not used: %s", ", ".join(loaded.unused))
 
 
-def make_trainer(directory: Path, option: TrainerOption, device: torch.device, loggers: list[Any]) -> Any:
+def make_trainer(
+    directory: Path, option: TrainerOption, device: torch.device, loggers: list[Any], stop: Stop | None = None
+) -> Any:
     """The Lightning Trainer of a cell: manual optimisation, no sanity steps, checkpoints by optimiser step."""
     import pytorch_lightning as pl
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
+    if option.threads and option.devices > 1:
+        os.environ["OMP_NUM_THREADS"] = str(option.threads)  # else Lightning divides the cores among the ranks
     return pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=option.devices,
@@ -237,9 +311,11 @@ def make_trainer(directory: Path, option: TrainerOption, device: torch.device, l
         max_epochs=1,
         logger=loggers,
         callbacks=[
-            LastCheckpoint(directory / CHECKPOINT, option.checkpoint_every, option.checkpoint_seconds),
+            LastCheckpoint(directory / CHECKPOINT, option.checkpoint_every, option.checkpoint_seconds, stop),
             *([CellProgress()] if option.progress and sys.stderr.isatty() else []),
         ],
+        # Ranks are started here, also where a batch system is found: its tasks are cells, not ranks.
+        plugins=[WholeFiles(), LightningEnvironment()],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -313,7 +389,7 @@ def measure(
     return total
 
 
-def main(folder: str) -> int:
+def main(folder: str, resume: str = "auto") -> int:
     """Run the cell of a directory. Exit code 0 done, 1 failed, 2 refused, 128 + signal when it was ended."""
     directory = Path(folder)
     if not (directory / "config.yaml").is_file():
@@ -322,34 +398,59 @@ def main(folder: str) -> int:
     handlers: list[logging.Handler] = [logging.FileHandler(directory / "train.log")]
     if sys.stderr.isatty():
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", handlers=handlers, force=True)
+    first = rank() == 0
+    level, who = (logging.INFO, "") if first else (logging.WARNING, f"rank {rank()}: ")
+    logging.basicConfig(level=level, format=f"%(asctime)s %(name)s {who}%(message)s", handlers=handlers, force=True)
+    logging.raiseExceptions = False  # a full disk costs lines of the log, and is told of once, below
     logging.captureWarnings(True)
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     faulthandler.enable(file=handlers[0].stream)  # type: ignore[attr-defined]
 
-    def terminate(signum: int, frame: Any) -> None:
-        raise Terminated(signum)
-
-    signal.signal(signal.SIGTERM, terminate)
-    signal.signal(signal.SIGINT, terminate)
-    failure = directory / "failure.json"
-    failure.unlink(missing_ok=True)
+    stop = Stop()
+    stop.answer_signals()
     try:
-        run_cell(directory)
+        run_cell(directory, resume, stop)
         return 0
+    except InUse as error:  # of which the files here tell, not of this process
+        print(f"clozelab: {error}", file=sys.stderr)
+        return 2
     except ValueError as error:
         reason, code, status = str(error), 2, "failed"
         log.error("refused: %s", error, exc_info=True)
     except Terminated as error:
         reason, code, status = str(error), 128 + error.number, "killed"
         log.error("killed: %s", error)
+        if not first:
+            return 0  # all ranks agreed; another code would have Lightning kill the first one while it tidies up
+    except Unsaved as error:
+        reason, code, status = str(error), 1, "failed"
+        log.error("failed: %s", error)
     except BaseException as error:
         reason, code, status = f"{type(error).__name__}: {error}", 1, "failed"
+        if "by peer" in reason:  # gloo: Connection closed (or reset) by peer
+            reason = f"another rank of the cell has ended, killed or for want of memory ({type(error).__name__})"
         log.error("failed: %s\n%s", reason, traceback.format_exc())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # it ends anyway, and has only this left to say
     one_line = " ".join(reason.split())
+    if not _say_why(directory, status, one_line) and not first:
+        return code  # another rank failed before, and this one of it
     print(f"clozelab: {one_line}", file=sys.stderr)
     if status == "killed":
         print(f"clozelab: `clozelab train --resume {directory}` goes on from its checkpoint", file=sys.stderr)
-    failure.write_text(json.dumps({"status": status, "reason": one_line, "log": str(directory / "train.log")}) + "\n")
     return code
+
+
+def _say_why(directory: Path, status: str, reason: str) -> bool:
+    """Leave word of the end of an attempt; False if a rank has done so: what came first is the cause."""
+    failure = directory / "failure.json"
+    try:
+        with failure.open("x") as file:
+            file.write(json.dumps({"status": status, "reason": reason, "log": str(directory / "train.log")}) + "\n")
+    except FileExistsError:
+        return False
+    except OSError:
+        with contextlib.suppress(OSError):  # half a file says nothing
+            failure.unlink()
+    return True

@@ -28,6 +28,8 @@ class RunConfig:
     [[0.9,128],[1,512]]; null: format.max_length all along."""
     runs_dir: str = "runs"
     """Where run directories are made."""
+    objective: str | None = None
+    """Metric that a sweeper optimises, for example heldout_mlm.loss; null: none."""
     claim: str | None = None
     """The claim a cell belongs to (set by `clozelab run`)."""
     arm: str | None = None
@@ -46,6 +48,7 @@ class RunConfig:
     trainer: Any = MISSING
     evaluation: dict[str, Any] = field(default_factory=dict)
     tracker: Any = MISSING
+    launcher: Any = MISSING
 
 
 ConfigStore.instance().store(name="run", node=RunConfig, provider="clozelab")

@@ -47,6 +47,8 @@ class PretrainingModule(pl.LightningModule):
         flops_of: floating-point operations of a step by its number, for the FLOP counter.
         precision: "bf16" or "fp32".
         device: where the model runs.
+        cell: identity of the run, kept in its checkpoints.
+        config: what that identity is made of, kept beside it: plain containers.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class PretrainingModule(pl.LightningModule):
         flops_of: Callable[[int], float],
         precision: str,
         device: torch.device,
+        cell: str | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -75,6 +79,7 @@ class PretrainingModule(pl.LightningModule):
         self.log_every = log_every
         self.flops_of = flops_of
         self.precision_name = precision
+        self.cell, self.config = cell, config
         self.autocast: Callable[[], AbstractContextManager[object]] = lambda: autocast(precision, device.type)
         self.spent = Spent()
         self._counts = 0, 0
@@ -144,10 +149,14 @@ class PretrainingModule(pl.LightningModule):
         spent.nonpad_tokens += nonpad
         spent.targets += targets
         spent.examples += rows
-        spent.seconds += now - self._clock
-        self._add_to_window(seconds=now - self._clock, tokens=nonpad, targets=targets, rows=rows)
-        self._clock = now
+        elapsed, self._clock = now - self._clock, now
+        if world == 1:
+            spent.seconds += elapsed
+        # Ranks must agree on the end: they go by the seconds that the first one told them when the step began.
         done = self.budget.progress(spent) >= 1
+        if world > 1:
+            spent.seconds += elapsed
+        self._add_to_window(seconds=elapsed, tokens=nonpad, targets=targets, rows=rows)
         if done or spent.steps % self.log_every == 0:
             self._log_row(learning_rate, norm)
         if done:
@@ -158,12 +167,13 @@ class PretrainingModule(pl.LightningModule):
         (targets, nonpad), rows = self._counts, len(batch["input_ids"])
         if self.trainer.world_size == 1:
             return targets, nonpad, rows
-        # Ranks must agree on when the budget is spent, also where it is counted in seconds: rank 0 keeps the clock.
-        self.spent.seconds = self.trainer.strategy.broadcast(self.spent.seconds)
-        counts = torch.tensor([targets, nonpad, rows], device=self.device)
-        counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
-        summed = [int(n) for n in counts.tolist()]
-        return summed[0], summed[1], summed[2]
+        # Rank 0 keeps the clock. Counts are exact in float64.
+        seconds = self.spent.seconds if self.global_rank == 0 else 0.0
+        told = torch.tensor([targets, nonpad, rows, seconds], device=self.device, dtype=torch.float64)
+        torch.distributed.all_reduce(told)  # Lightning's own would put a barrier before it
+        *counts, self.spent.seconds = told.tolist()
+        targets, nonpad, rows = map(int, counts)
+        return targets, nonpad, rows
 
     def _micro_batches(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         if self.accumulate == 1:
@@ -207,7 +217,15 @@ class PretrainingModule(pl.LightningModule):
         """Keep the counters beside weights and optimiser state, as plain containers (the loader takes no others)."""
         checkpoint["spent"] = self.spent.as_dict()
         checkpoint["precision"] = self.precision_name
-        checkpoint["window"] = {key: float(value) for key, value in self._window.items()}
+        if self.cell is not None:
+            checkpoint["cell"] = self.cell
+        if self.config is not None:
+            checkpoint["config"] = self.config
+        window = {key: value.item() if isinstance(value, Tensor) else value for key, value in self._window.items()}
+        checkpoint["window"] = window
+        if self._trainer is not None and self.trainer.world_size > 1:  # each rank has sums of its own
+            checkpoint["windows"] = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(checkpoint["windows"], window)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the counters back.
@@ -221,4 +239,5 @@ class PretrainingModule(pl.LightningModule):
                 f"set trainer.precision={checkpoint['precision']}, or remove the run directory to start again"
             )
         self.spent = Spent(**checkpoint["spent"])
-        self._window = dict(checkpoint["window"])
+        window = checkpoint["windows"][self.global_rank] if "windows" in checkpoint else checkpoint["window"]
+        self._window = dict(window)

@@ -49,10 +49,10 @@ class LocalProcesses(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose, validate and run every job."""
-        from clozelab.running.commands import run_pool, slot_devices
         from clozelab.running.compose import one_line, plain
-        from clozelab.running.pool import Job
-        from clozelab.running.train import prepare_runs
+        from clozelab.running.job import CellFailed, Job
+        from clozelab.running.sweep import launcher_of, run_sweep
+        from clozelab.running.train import objective_of, prepare_runs
 
         assert self._context is not None
         assert self._config is not None
@@ -63,7 +63,13 @@ class LocalProcesses(Launcher):
                     raise ValueError("hydra/launcher cannot be swept: a sweep has one launcher")
                 composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
                 configs.append(plain(composed))
-            slots, groups = slot_devices(self.slots, max(config["trainer"]["devices"] for config in configs))
+            node = configs[0]["launcher"] | ({"slots": self.slots} if self.slots is not None else {})
+            if any(config["launcher"] != configs[0]["launcher"] for config in configs):
+                raise ValueError("launcher cannot be swept: a sweep has one launcher")
+            devices = max(config["trainer"]["devices"] for config in configs)
+            launcher = launcher_of(node, devices)
+            for config in configs:
+                config["trainer"]["threads"] = config["trainer"]["threads"] or launcher.threads(devices)
             directories = prepare_runs(configs)
         except ValueError as error:
             print(f"clozelab: {' '.join(str(error).split())}", file=sys.stderr)
@@ -71,20 +77,27 @@ class LocalProcesses(Launcher):
         except Exception as error:
             print(f"clozelab: {one_line(error, [])}", file=sys.stderr)
             sys.exit(2)
-        names = [" ".join(overrides) or "run" for overrides in job_overrides]
+        # Sweepers of others write their results there, and count on the launcher for the folder.
+        Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        common = set.intersection(*(set(overrides) for overrides in job_overrides)) if len(job_overrides) > 1 else set()
+        names = [" ".join(o for o in overrides if o not in common) or "run" for overrides in job_overrides]
         jobs = [Job(name=name, directory=directory) for name, directory in zip(names, directories, strict=True)]
-        outcomes = {o.job.directory: o for o in run_pool(jobs, slots, groups)}
+        outcomes = {outcome.job.directory: outcome for outcome in run_sweep(jobs, launcher, devices)}
         returns = []
         for overrides, config, directory in zip(job_overrides, configs, directories, strict=True):
-            outcome = outcomes[directory]
+            outcome = outcomes.get(directory)
+            done = outcome is not None and not outcome.failed
             result = JobReturn(
                 overrides=list(overrides),
                 cfg=config,  # type: ignore[arg-type]
                 working_dir=str(Path.cwd()),
-                status=JobStatus.COMPLETED if outcome.done else JobStatus.FAILED,
+                status=JobStatus.COMPLETED if done else JobStatus.FAILED,
             )
-            result.return_value = str(directory) if outcome.done else RuntimeError(outcome.reason)
+            if done:
+                result.return_value = objective_of(directory, config["objective"])
+            else:
+                result.return_value = CellFailed("not run" if outcome is None else outcome.reason)
             returns.append(result)
-        if any(not outcome.done for outcome in outcomes.values()):
-            sys.exit(1)
+        if any(result.status == JobStatus.FAILED for result in returns) and configs[0]["objective"] is None:
+            sys.exit(1)  # a sweeper that optimises is told of failures instead
         return returns

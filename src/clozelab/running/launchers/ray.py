@@ -1,0 +1,99 @@
+"""Ray: each cell a task, on this machine or on a running cluster that shares the file system.
+
+A worker that dies takes its cell with it; Ray calls the task again elsewhere, and the cell goes on from its checkpoint.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from clozelab.options import option
+from clozelab.running.job import Job, Outcome, outcome_of
+from clozelab.running.launcher import LauncherOption
+from clozelab.running.launchers.waiting import wait_for_all
+from clozelab.running.pool import Follow
+from clozelab.running.supervise import environment_of, supervise
+
+# Settings of ours and of the libraries that cells use; a worker of a running cluster has those of its own start.
+_OWN = ("CLOZELAB_", "WANDB_", "HF_", "NCCL_", "TORCH_NCCL_", "GLOO_", "PYTHONPATH")
+
+
+@option("launcher", "ray")
+@dataclass
+class RayLauncher(LauncherOption):
+    """Cells as tasks of Ray."""
+
+    address: str | None = None
+    """Of a running cluster ("auto": the one of this machine); null: one is started here, and ended again."""
+    cpus: int = 1
+    """CPU cores that a cell takes; it gets as many threads."""
+    gpus: float = 0
+    """GPUs that a cell takes."""
+    nodes_cpus: int | None = None
+    """CPU cores of the cluster that is started here; null: those of the machine."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cpus < 1:
+            raise ValueError(f"launcher.cpus is {self.cpus}; it must be at least 1")
+        if self.gpus < 0:
+            raise ValueError(f"launcher.gpus is {self.gpus}; it must not be negative")
+
+    def check(self, devices: int) -> None:
+        try:
+            import ray  # noqa: F401
+        except ImportError:
+            raise ValueError("launcher=ray needs ray: pip install 'clozelab[ray]'") from None
+
+    def threads(self, devices: int) -> int:
+        return self.cpus
+
+    def launch(self, jobs: list[Job], devices: int, follow: Follow) -> list[Outcome]:
+        import ray
+
+        started = not ray.is_initialized()
+        if started:
+            terminate = signal.getsignal(signal.SIGTERM)
+            ray.init(
+                address=self.address or "local",  # None would join whatever cluster it finds here
+                num_cpus=self.nodes_cpus if self.address is None else None,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, terminate)  # Ray puts a handler of its own there, which ends us at once
+        # A worker that is lost is Ray's to replace (max_retries); a cell that fails is ours (`retries`).
+        remote: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=max(3, self.retries))(_supervised)
+        own = {key: value for key, value in os.environ.items() if key.startswith(_OWN)}
+        threads, here = self.threads(devices), os.getcwd()
+        handles = {job.directory: remote.remote(job.absolute, self.limits, threads, own, here) for job in jobs}
+
+        def ended(job: Job) -> Outcome | None:
+            handle = handles[job.directory]
+            if not ray.wait([handle], timeout=0)[0]:
+                return None
+            try:
+                outcome: Outcome = ray.get(handle)
+                return outcome
+            except Exception as error:  # its worker was lost too often: the directory knows more
+                found = outcome_of(job, 1, 0.0, [])
+                said = f"{type(error).__name__}: {error}".splitlines()[0]
+                return found if found.done else outcome_of(job, 1, 0.0, [f"its Ray task was lost: {said}"])
+
+        try:
+            # Not by force: `supervise` is interrupted, and ends its cell politely.
+            return wait_for_all(jobs, ended, follow, self.fail_fast, lambda job: ray.cancel(handles[job.directory]))
+        finally:
+            if started:
+                ray.shutdown()
+
+
+def _supervised(job: Job, limits: Any, threads: int, own: dict[str, str], here: str) -> Outcome:
+    """In a worker: with the settings and the working directory of who launched it, which the cell's paths assume."""
+    with contextlib.suppress(OSError):
+        os.chdir(here)
+    return supervise(job, limits, environment_of(threads) | own)
