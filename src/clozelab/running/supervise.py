@@ -50,9 +50,7 @@ def environment_of(threads: int, gpu: str | None = None) -> dict[str, str]:
     """The environment of a cell that has so many CPU threads, and of all GPUs sees those named."""
     environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
     environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment["OPENBLAS_NUM_THREADS"] = (
-        "1"  # as in warm processes, which must have no threads
-    )
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # as in warm processes, which must have no threads
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
