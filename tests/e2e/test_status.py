@@ -150,7 +150,9 @@ def test_while_a_sweep_runs_after_a_kill_and_from_another_place(workplace: Path)
         sweep.kill()
         sweep.wait()
     killed = wait_for(lambda: calm(workplace), 60)
-    assert "2 failed, 2 waiting" in killed
+    # Two ran when it was killed; the other two had ended before, or were never started.
+    assert "2 failed" in killed
+    assert "2 waiting" in killed or "2 done" in killed
     assert "its process is gone" in killed
 
 
