@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+from clozelab.machine import cores
+
 SCHEMA = 1
 """Version of the record's fields. A reader refuses what is newer than itself."""
 
@@ -375,7 +377,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "gpu": _gpu(),
     }
 

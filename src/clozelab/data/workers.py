@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import IO, Any, NoReturn
 
 from clozelab.data.pieces import Encoded, Encoder, Piece
+from clozelab.machine import cores
 
 VARIABLE = "CLOZELAB_PROCESSES"
 MOST = 16
@@ -44,8 +45,7 @@ def processes() -> int:
         if not given.isdecimal() or int(given) < 1:
             raise ValueError(f"{VARIABLE} is {given!r}; give the number of processes, 1 or more, or leave it unset")
         return int(given)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cpus, MOST)
+    return min(cores(), MOST)
 
 
 class _Worker:

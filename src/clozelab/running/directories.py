@@ -14,6 +14,7 @@ import yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 
+FROZEN = "config.yaml"
 RUNNING = "running.json"
 
 
@@ -63,11 +64,18 @@ def freeze(directory: Path, config: dict[str, Any]) -> None:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = directory / "config.yaml.part"
-        temporary.write_text(yaml.safe_dump(config, sort_keys=True, allow_unicode=True))
-        temporary.replace(directory / "config.yaml")
+        temporary = directory / f"{FROZEN}.part"
+        temporary.write_text(yaml.safe_dump(config, sort_keys=True, allow_unicode=True), encoding="utf-8")
+        temporary.replace(directory / FROZEN)
     except OSError as error:
         raise ValueError(f"cannot write the run directory {directory}: {error.strerror or error}") from error
+
+
+def read_frozen(directory: Path) -> dict[str, Any]:
+    """The configuration that `freeze` wrote."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+    config: dict[str, Any] = yaml.load((directory / FROZEN).read_text(encoding="utf-8"), loader)
+    return config
 
 
 def unique_directory(root: Path, name: str) -> Path:

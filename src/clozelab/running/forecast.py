@@ -26,11 +26,12 @@ def forecast(plan: Plan) -> RenderableType:
     for heading in ("cell", "state", "time", "FLOPs", "directory"):
         table.add_column(heading, justify="right" if heading in ("time", "FLOPs") else "left")
     seconds: list[float | None] = []
+    code = records.provenance().get("code") if done else None
     for cell in plan.cells:
         record = done.get((cell.arm, cell.seed))
         if record is not None:
             took = clock(_spent(record, "seconds"))
-            table.add_row(_name(cell), _done(record), took, f"{_spent(record, 'flops'):.2e}", cell.directory.name)
+            table.add_row(_name(cell), _done(record, code), took, f"{_spent(record, 'flops'):.2e}", cell.directory.name)
             continue
         expected = _seconds(cell, done, flops[cell.arm])
         seconds.append(expected)
@@ -62,11 +63,10 @@ def _name(cell: Cell) -> str:
     return f"{cell.arm} seed {cell.seed}"
 
 
-def _done(record: Record) -> str:
+def _done(record: Record, code: str | None) -> str:
     """Done, and whether by the code that is here now."""
     state = "done" if record.status == "finished" else record.status
-    now = records.provenance()
-    return state if record.provenance.get("code") in (None, now.get("code")) else f"{state}, by other code"
+    return state if record.provenance.get("code") in (None, code) else f"{state}, by other code"
 
 
 def _flops(plan: Plan, arm: str) -> float | None:

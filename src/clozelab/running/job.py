@@ -95,6 +95,12 @@ def outcome_of(job: Job, code: int, seconds: float, causes: list[str]) -> Outcom
     return Outcome(job, code, seconds, causes, done=True)
 
 
+def outcome_of_lost(job: Job, reason: str) -> Outcome:
+    """Of a job whose supervisor is lost: done if its record is there, else failed for this reason."""
+    found = outcome_of(job, 1, 0.0, [])
+    return found if found.done else outcome_of(job, 1, 0.0, [reason])
+
+
 def cause_of(directory: Path, code: int) -> str:
     """Why an attempt failed: as the cell said, or by the way in which it ended."""
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -108,5 +114,9 @@ def cause_of(directory: Path, code: int) -> str:
 
 def write_failure(directory: Path, status: str, reason: str) -> None:
     """Leave word of an end that the cell could not tell of itself."""
-    text = json.dumps({"status": status, "reason": reason, "log": str(directory / "train.log")}) + "\n"
-    (directory / FAILURE).write_text(text)
+    (directory / FAILURE).write_text(failure_text(directory, status, reason))
+
+
+def failure_text(directory: Path, status: str, reason: str) -> str:
+    """What a failure file holds."""
+    return json.dumps({"status": status, "reason": reason, "log": str(directory / "train.log")}) + "\n"

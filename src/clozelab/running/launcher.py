@@ -7,8 +7,9 @@ share. A launcher only decides where `supervise` is called. A new one is one new
 
 from dataclasses import dataclass
 
+from clozelab.machine import cores
 from clozelab.running.job import Job, Limits, Outcome
-from clozelab.running.pool import Follow, cores
+from clozelab.running.pool import Follow
 
 
 @dataclass

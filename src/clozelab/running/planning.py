@@ -8,18 +8,19 @@ for.
 import json
 import time
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from clozelab.claims.guard import flatten
 from clozelab.records import essential
-from clozelab.running.claim_run import Plan
+from clozelab.running.directories import FROZEN, read_frozen
+
+if TYPE_CHECKING:  # `status` and `clean` read plans, and should not wait for what makes them
+    from clozelab.running.claim_run import Plan
 
 PLAN = "plan.json"
 
 
-def write_plan(plan: Plan) -> None:
+def write_plan(plan: "Plan") -> None:
     """Freeze the plan; cells of the one before that are not in this one (more seeds then) stay in it."""
     cells = {(arm, seed): [arm, seed, cell, folder] for arm, seed, cell, folder in _planned(plan.directory)}
     cells |= {(c.arm, c.seed): [c.arm, c.seed, c.id, c.directory.name] for c in plan.cells}
@@ -36,7 +37,7 @@ def set_aside(directory: Path) -> None:
         (directory / PLAN).replace(directory / f"plan-{time.strftime('%Y%m%d-%H%M%S')}.json")
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: "Plan") -> None:
     """Hold a plan against the one that is frozen.
 
     Raises:
@@ -47,10 +48,9 @@ def check_plan(plan: Plan) -> None:
         before, folder = frozen.get((cell.arm, cell.seed), (cell.id, ""))
         if before == cell.id:
             continue
-        found = plan.directory / folder / "config.yaml"
-        if not found.exists():
+        if not (plan.directory / folder / FROZEN).exists():
             continue  # nothing of it was ever started
-        changes = _changes(yaml.safe_load(found.read_text()), cell.config)
+        changes = _changes(read_frozen(plan.directory / folder), cell.config)
         what = "; ".join(changes) if changes else "the corpus, its tokenizer, or the code that reads them"
         raise ValueError(
             f"{plan.claim.id} has changed since its runs in {plan.directory} were planned: arm {cell.arm}: {what}. "

@@ -6,7 +6,6 @@ end: on Linux the kernel ends them with their parent, elsewhere the pool termina
 
 import contextlib
 import logging
-import os
 import queue
 import signal
 import threading
@@ -16,6 +15,8 @@ from typing import Protocol
 
 import yaml
 
+from clozelab.machine import cores
+from clozelab.running.directories import read_frozen
 from clozelab.running.job import Job, Limits, Outcome
 from clozelab.running.supervise import Process, Starter, cold_start, environment_of, supervise
 from clozelab.running.warm import WarmSlot, needed_by
@@ -55,11 +56,6 @@ class Silent:
 
     def tick(self, running: list[Job]) -> None:
         """Nothing."""
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_of(slots: int) -> int:
@@ -161,9 +157,8 @@ def _starter(server: WarmSlot | None, stop: threading.Event) -> Starter:
 
 
 def _devices(directory: Path) -> int:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
     try:
-        return int(yaml.load((directory / "config.yaml").read_text(), loader)["trainer"]["devices"])
+        return int(read_frozen(directory)["trainer"]["devices"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return 1  # no configuration that could run: the cell will say what is wrong, and stop no other
 

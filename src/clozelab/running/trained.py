@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import Tensor
 
 from clozelab.data.tokenizers import Tokenizer, read_tokenizer
-from clozelab.running.directories import CHECKPOINT
+from clozelab.running.directories import CHECKPOINT, FROZEN, read_frozen
 
 
 class Trained(NamedTuple):
@@ -26,10 +25,10 @@ def read_trained(run: Path) -> Trained:
     Raises:
         ValueError: it is none, or has no checkpoint; names the file that is missing.
     """
-    for name in ("config.yaml", CHECKPOINT, "tokenizer.json"):
+    for name in (FROZEN, CHECKPOINT, "tokenizer.json"):
         if not (run / name).is_file():
             raise ValueError(f"{run} holds no {name}; give the directory of a run that has trained up to a checkpoint")
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config = read_frozen(run)
     saved = torch.load(run / CHECKPOINT, map_location="cpu", weights_only=True, mmap=True)
     prefix = "model."
     state = {name.removeprefix(prefix): value for name, value in saved["state_dict"].items() if name.startswith(prefix)}

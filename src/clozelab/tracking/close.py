@@ -9,15 +9,13 @@ import json
 import sys
 from pathlib import Path
 
-import yaml
-
 from clozelab.options import build
-from clozelab.running.directories import RUNNING
+from clozelab.running.directories import RUNNING, read_frozen
 
 
 def close(directory: Path) -> None:
     """Close it as failed; a run that is tracked nowhere has nothing to close."""
-    config = yaml.safe_load((directory / "config.yaml").read_text())
+    config = read_frozen(directory)
     identity = directory / RUNNING
     if not identity.exists():
         return  # it ended before it was told who it is

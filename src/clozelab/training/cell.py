@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import faulthandler
 import functools
-import json
 import logging
 import os
 import pickle
@@ -24,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from filelock import FileLock, Timeout
 from torch import Tensor
 
@@ -44,7 +42,8 @@ from clozelab.models.initialise import initialise
 from clozelab.models.pretraining import PretrainingModel
 from clozelab.options import build
 from clozelab.running.child import FIRST_RANK
-from clozelab.running.directories import CHECKPOINT, say_running
+from clozelab.running.directories import CHECKPOINT, FROZEN, read_frozen, say_running
+from clozelab.running.job import FAILURE, RECORD, failure_text
 from clozelab.running.start import origin, pinned, start_folder, start_state
 from clozelab.training import cost
 from clozelab.training.allocator import keep_heap
@@ -91,9 +90,9 @@ def run_cell(directory: Path, resume: str = "auto", stop: Stop | None = None) ->
         return _run_cell(directory, stop)
     try:
         with FileLock(directory / ".lock", timeout=0):
-            (directory / "failure.json").unlink(missing_ok=True)  # of an earlier attempt
+            (directory / FAILURE).unlink(missing_ok=True)  # of an earlier attempt
             checkpoint = directory / CHECKPOINT
-            done = (directory / "record.json").exists()
+            done = (directory / RECORD).exists()
             if resume == "must" and not done and not checkpoint.exists():
                 raise ValueError(f"{directory} holds no {CHECKPOINT} to go on from; leave resume=must out to start it")
             if resume == "never" and not done and checkpoint.exists():
@@ -109,7 +108,7 @@ def rank() -> int:
 
 
 def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
-    config = yaml.load((directory / "config.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    config = read_frozen(directory)
     provenance = records.provenance()  # of the code that is loaded now, not of what it may be changed to meanwhile
     trainer_option: TrainerOption = build(config["trainer"])
     if trainer_option.threads:
@@ -119,8 +118,8 @@ def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
     pin = pinned(config)
     cell = records.fingerprint(pin, data_fingerprint(corpus, tokenizer_option))
     identity = {key: config[key] for key in ("claim", "arm", "scale", "seed")} | {"cell": cell}
-    if (directory / "record.json").exists():
-        (record,) = records.read_records(directory / "record.json")
+    if (directory / RECORD).exists():
+        (record,) = records.read_records(directory / RECORD)
         if record.cell != cell:
             raise ValueError(f"{directory} holds the record of cell {record.cell}, not of {cell}; use a new directory")
         return record
@@ -238,7 +237,7 @@ def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
             reason=diverged or "",
         )
         tracker.summary({name: metric["value"] for name, metric in measured.metrics.items()})
-        records.write_record(directory / "record.json", record)
+        records.write_record(directory / RECORD, record)
         status = record.status
         return record
     except Terminated:
@@ -392,7 +391,7 @@ def measure(
 def main(folder: str, resume: str = "auto") -> int:
     """Run the cell of a directory. Exit code 0 done, 1 failed, 2 refused, 128 + signal when it was ended."""
     directory = Path(folder)
-    if not (directory / "config.yaml").is_file():
+    if not (directory / FROZEN).is_file():
         print(f"clozelab: {directory} is no run directory: it has no config.yaml", file=sys.stderr)
         return 2
     handlers: list[logging.Handler] = [logging.FileHandler(directory / "train.log")]
@@ -444,10 +443,10 @@ def main(folder: str, resume: str = "auto") -> int:
 
 def _say_why(directory: Path, status: str, reason: str) -> bool:
     """Leave word of the end of an attempt; False if a rank has done so: what came first is the cause."""
-    failure = directory / "failure.json"
+    failure = directory / FAILURE
     try:
         with failure.open("x") as file:
-            file.write(json.dumps({"status": status, "reason": reason, "log": str(directory / "train.log")}) + "\n")
+            file.write(failure_text(directory, status, reason))
     except FileExistsError:
         return False
     except OSError:

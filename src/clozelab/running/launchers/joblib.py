@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from clozelab.machine import cores
 from clozelab.options import option
-from clozelab.running.job import Job, Limits, Outcome, outcome_of
+from clozelab.running.job import Job, Limits, Outcome, outcome_of_lost
 from clozelab.running.launcher import LauncherOption
-from clozelab.running.pool import Follow, cores, threads_of
+from clozelab.running.pool import Follow, threads_of
 from clozelab.running.supervise import environment_of, supervise
 
 _POOLS = 3
@@ -64,8 +65,7 @@ class JoblibLauncher(LauncherOption):
                 break
         for job in jobs:
             if job.directory not in ended:
-                found = outcome_of(job, 1, 0.0, [])
-                ended[job.directory] = found if found.done else outcome_of(job, 1, 0.0, [lost])
+                ended[job.directory] = outcome_of_lost(job, lost)
                 follow.end(ended[job.directory])
         return list(ended.values())
 

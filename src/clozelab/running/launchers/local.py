@@ -3,10 +3,11 @@
 import os
 from dataclasses import dataclass
 
+from clozelab.machine import cores
 from clozelab.options import option
 from clozelab.running.job import Job, Outcome
 from clozelab.running.launcher import LauncherOption
-from clozelab.running.pool import Follow, cores, run_jobs, threads_of
+from clozelab.running.pool import Follow, run_jobs, threads_of
 
 
 @option("launcher", "local")

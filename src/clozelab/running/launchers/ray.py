@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clozelab.options import option
-from clozelab.running.job import Job, Outcome, outcome_of
+from clozelab.running.job import Job, Limits, Outcome, outcome_of_lost
 from clozelab.running.launcher import LauncherOption
 from clozelab.running.launchers.waiting import wait_for_all
 from clozelab.running.pool import Follow
@@ -80,9 +80,8 @@ class RayLauncher(LauncherOption):
                 outcome: Outcome = ray.get(handle)
                 return outcome
             except Exception as error:  # its worker was lost too often: the directory knows more
-                found = outcome_of(job, 1, 0.0, [])
                 said = f"{type(error).__name__}: {error}".splitlines()[0]
-                return found if found.done else outcome_of(job, 1, 0.0, [f"its Ray task was lost: {said}"])
+                return outcome_of_lost(job, f"its Ray task was lost: {said}")
 
         try:
             # Not by force: `supervise` is interrupted, and ends its cell politely.
@@ -92,7 +91,7 @@ class RayLauncher(LauncherOption):
                 ray.shutdown()
 
 
-def _supervised(job: Job, limits: Any, threads: int, own: dict[str, str], here: str) -> Outcome:
+def _supervised(job: Job, limits: Limits, threads: int, own: dict[str, str], here: str) -> Outcome:
     """In a worker: with the settings and the working directory of who launched it, which the cell's paths assume."""
     with contextlib.suppress(OSError):
         os.chdir(here)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clozelab.machine import cores
 from clozelab.options import option
-from clozelab.running.job import Job, Limits, Outcome, outcome_of
+from clozelab.running.job import Job, Limits, Outcome, outcome_of_lost
 from clozelab.running.launcher import LauncherOption
 from clozelab.running.launchers.waiting import wait_for_all
-from clozelab.running.pool import Follow, cores
+from clozelab.running.pool import Follow
 from clozelab.running.supervise import environment_of, supervise
 
 CLUSTERS = ("slurm", "local")
@@ -135,8 +136,7 @@ class SubmititLauncher(LauncherOption):
                 if not queue.has_lost(handle.job_id):
                     return None
                 lost = f"Slurm has ended its job {handle.job_id}, which left no result; see {handle.paths.stderr}"
-                found = outcome_of(job, 1, 0.0, [])
-                ends[job.directory] = found if found.done else outcome_of(job, 1, 0.0, [lost])
+                ends[job.directory] = outcome_of_lost(job, lost)
                 return ends[job.directory]
             if not handle.done():
                 return None
@@ -181,10 +181,8 @@ def _outcome(job: Job, handle: Any) -> Outcome:
         outcome: Outcome = handle.result()
         return outcome
     except Exception as error:
-        found = outcome_of(job, 1, 0.0, [])
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        lost = f"its job {handle.job_id} was lost ({handle.state}): {said}"
-        return found if found.done else outcome_of(job, 1, 0.0, [lost])
+        return outcome_of_lost(job, f"its job {handle.job_id} was lost ({handle.state}): {said}")
 
 
 def _common(jobs: list[Job]) -> Path:

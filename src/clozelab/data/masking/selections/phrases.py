@@ -56,7 +56,7 @@ class PhraseSelection(Selection):
         for n in range(1, min(LONGEST, S) + 1):
             # The hash of the n pieces from each place on grows by one piece a turn.
             wide = S - n + 1
-            hash_BS[:, :wide] = (hash_BS[:, :wide] ^ ids_BS[:, n - 1 :].astype(np.uint64)) * _FACTOR + np.uint64(n)
+            hash_BS[:, :wide] = _grown(hash_BS[:, :wide], ids_BS[:, n - 1 :].astype(np.uint64), n)
             text_BS[:, :wide] &= maskable_BS[:, n - 1 :]
             known = _phrases(self.path, tokenizer).get(n)
             if known is not None:
@@ -73,6 +73,11 @@ class PhraseSelection(Selection):
         behind_BS = np.zeros_like(inside_BS)
         behind_BS[:, 1:] = inside_BS[:, :-1] & ~inside_BS[:, 1:]
         return numbered(begins_BS | behind_BS | (starts_word_BS & ~inside_BS), maskable_BS)
+
+
+def _grown(hashed: npt.NDArray[np.uint64], piece: npt.NDArray[np.uint64] | np.uint64, n: int) -> npt.NDArray[np.uint64]:
+    """The hash of n pieces, from that of all but the last of them."""
+    return (hashed ^ piece) * _FACTOR + np.uint64(n)
 
 
 def _phrases(path: str, tokenizer: Tokenizer) -> dict[int, npt.NDArray[np.uint64]]:
@@ -96,6 +101,6 @@ def _read(path: str, changed: int, fingerprint: str, tokenizer: Tokenizer) -> di
         if 2 <= len(ids) <= LONGEST:
             hashed = np.zeros(1, dtype=np.uint64)
             for n, piece in enumerate(ids.tolist(), start=1):
-                hashed = (hashed ^ np.uint64(piece)) * _FACTOR + np.uint64(n)
+                hashed = _grown(hashed, np.uint64(piece), n)
             found.setdefault(len(ids), set()).add(int(hashed[0]))
     return {n: np.asarray(sorted(hashes), dtype=np.uint64) for n, hashes in found.items()}

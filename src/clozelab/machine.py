@@ -1,0 +1,8 @@
+"""What of this machine a process may use."""
+
+import os
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
