@@ -17,7 +17,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_verdict_shown_is_that_of_the_evidence() -> None:
     claim = load_claim(ROOT / "experiments" / "static-vs-dynamic-masking")
     shown = README.partition("```\nSUPPORTED")[2].partition("```")[0]
-    given = verdict_text(judge(claim, records.read_records(claim.evidence("cpu")), "cpu"))
+    evidence = claim.evidence("cpu")  # with its per-example scores, as `clozelab verdict` reads it
+    given = verdict_text(judge(claim, records.read_records(evidence), "cpu", scores=evidence.parent))
     assert shown.strip()
     assert shown in given
 
