@@ -131,7 +131,12 @@ class Starter:
 
 
 @pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    """Its cells are started by a program that tracks something itself, as a notebook does."""
+    import wandb
+
+    wandb.init(mode="offline", dir=tmp_path_factory.mktemp("own"), settings=wandb.Settings(silent=True)).finish()
+    assert "WANDB_SERVICE" in os.environ
     started = Starter()
     yield started
     started.close()

@@ -9,6 +9,7 @@ the training.
 import contextlib
 import hashlib
 import logging
+import os
 import shutil
 import warnings
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ class NoTracker:
     def start(self, directory: Path, identity: dict[str, Any], config: dict[str, Any]) -> None:
         """Nothing to start."""
 
+    def logger(self) -> None:
+        """None: no logger."""
+
     def summary(self, metrics: dict[str, Any]) -> None:
         """Nothing to tell."""
 
@@ -55,6 +59,7 @@ class WandbTracker:
     """Further tags; claim, arm and scale are always there."""
 
     def __post_init__(self) -> None:
+        self._run: Any = None
         if self.mode not in ("offline", "online", "disabled"):
             raise ValueError(f"tracker.mode is {self.mode!r}; use offline, online or disabled")
         for key in ("project", "entity"):
@@ -65,66 +70,78 @@ class WandbTracker:
             if not 1 <= len(tag) <= _TAG:
                 raise ValueError(f"tracker.tags has {tag!r} of {len(tag)} characters; a W&B tag has 1 to {_TAG}")
 
-    def start(self, directory: Path, identity: dict[str, Any], config: dict[str, Any]) -> Any:
-        """Open the tracked run inside `directory`; None (and a warning) if the service cannot.
+    def start(self, directory: Path, identity: dict[str, Any], config: dict[str, Any]) -> None:
+        """Open the tracked run inside `directory`; a warning, and no run, if the service cannot.
 
         Args:
             directory: the run directory.
             identity: cell, claim, arm, scale and seed.
             config: the resolved configuration, a plain nested dict.
         """
+        self._directory = directory
+        try:
+            self._run = self._open(directory, identity, config)
+            if self.mode == "offline":
+                for row in read_rows(directory):
+                    values = {key: value for key, value in row.items() if key != "step"}
+                    self._run.log(values | {STEP: row["step"]})
+        except Exception as error:  # a tracker's outage must never cost a run
+            self._run = None
+            log.warning(
+                "tracker: W&B could not start (%s: %s); the run goes on without it", type(error).__name__, error
+            )
+
+    def _open(self, directory: Path, identity: dict[str, Any], config: dict[str, Any]) -> Any:
         claim, arm = identity.get("claim"), identity.get("arm")
         name = "-".join(str(identity[k]) for k in ("claim", "arm") if identity.get(k)) or "train"
         tags = [str(identity[k])[:_TAG] for k in ("claim", "arm", "scale") if identity.get(k)] + list(self.tags)
         # Of the cell and its directory: the same run when it goes on, another one when the cell is run elsewhere.
         place = hashlib.blake2b(str(directory.absolute()).encode(), digest_size=4).hexdigest()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                import wandb
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import wandb
+        # W&B's background process of whoever started this one (a notebook, a sweep that tracks something itself)
+        # outlives a cell that is killed, and holds its run: the cell that goes on could not open it again.
+        os.environ.pop("WANDB_SERVICE", None)
+        if self.mode == "offline":
+            # Offline, W&B cannot continue a run: it would leave two of one id. The local history makes it anew.
+            for old in (directory / "wandb").glob("offline-run-*"):
+                shutil.rmtree(old)
+        run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            mode=self.mode,  # type: ignore[arg-type]
+            dir=str(directory),
+            id=f"{identity['cell']}-{place}",
+            resume="allow" if self.mode == "online" else None,
+            name=f"{name}-s{identity['seed']}"[:_NAME],
+            group=(f"{claim}/{identity.get('scale')}/{arm}" if claim else name)[:_NAME],
+            job_type="pretrain",
+            tags=tags,
+            config=config,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP)
+        return run
 
-                from clozelab.tracking.guarded import GuardedWandbLogger
-            if self.mode == "offline":
-                # Offline, W&B cannot continue a run: it would leave two of one id. The local history makes it anew.
-                for old in (directory / "wandb").glob("offline-run-*"):
-                    shutil.rmtree(old)
-            run = wandb.init(
-                project=self.project,
-                entity=self.entity,
-                mode=self.mode,  # type: ignore[arg-type]
-                dir=str(directory),
-                id=f"{identity['cell']}-{place}",
-                resume="allow" if self.mode == "online" else None,
-                name=f"{name}-s{identity['seed']}"[:_NAME],
-                group=(f"{claim}/{identity.get('scale')}/{arm}" if claim else name)[:_NAME],
-                job_type="pretrain",
-                tags=tags,
-                config=config,
-                settings=wandb.Settings(silent=True, console="off"),
-            )
-            run.define_metric(STEP)
-            run.define_metric("*", step_metric=STEP)
-            self._run: Any = run
-            logger = GuardedWandbLogger(experiment=run, save_dir=str(directory))
-            if self.mode == "offline":
-                for row in read_rows(directory):
-                    logger.log_metrics({key: value for key, value in row.items() if key != "step"}, step=row["step"])
-        except Exception as error:  # a tracker's outage must never cost a run
-            log.warning(
-                "tracker: W&B could not start (%s: %s); the run goes on without it", type(error).__name__, error
-            )
+    def logger(self) -> Any:
+        """Lightning's logger of the run that was opened; None if there is none."""
+        if self._run is None:
             return None
-        return logger
+        from clozelab.tracking.guarded import GuardedWandbLogger
+
+        return GuardedWandbLogger(experiment=self._run, save_dir=str(self._directory))
 
     def summary(self, metrics: dict[str, Any]) -> None:
         """Put the record's metrics into the run's summary."""
-        if getattr(self, "_run", None) is not None:
+        if self._run is not None:
             with contextlib.suppress(Exception):  # the record on disk already holds them
                 self._run.summary.update(metrics)
 
     def finish(self, status: str) -> None:
         """Close the run with an exit code that matches reality: 0 only for a finished cell."""
-        run, self._run = getattr(self, "_run", None), None
+        run, self._run = self._run, None
         if run is not None:
             try:
                 run.finish(exit_code={"finished": 0, "killed": 255}.get(status, 1))

@@ -182,8 +182,9 @@ def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
         data = ClozeData(read.phases, ENDLESS, start_step, workers=trainer_option.num_workers, pin_memory=on_gpu)
         metric_log = MetricLog(directory)
         metric_log.rewind(start_step)
-        tracked = tracker.start(directory, identity, config) if rank_zero else None
-        loggers = [metric_log] + ([tracked] if tracked else [])
+        if rank_zero:
+            tracker.start(directory, identity, config)
+        loggers = [logger for logger in (metric_log, tracker.logger()) if logger is not None]
         trainer = make_trainer(directory, trainer_option, device, loggers, stop)
         diverged: str | None = None
         try:
