@@ -6,6 +6,7 @@ One claim a launcher: two sound cells, and one for each fault of `tests.e2e.faul
 import importlib.util
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -87,11 +88,20 @@ def claim(tmp_path: Path, arms: dict[str, list[str]], tracker: str = "none") -> 
 
 
 def clozelab(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command whose processes, and theirs, can be told from all others by a mark in their environment."""
+    """Run a command to its end."""
+    process = start(tmp_path, *arguments)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command whose processes, and theirs, can be told from all others by a mark in their environment."""
     environment = os.environ | {"CLOZELAB_OPTIONS": "tests.e2e.faults", "CLOZELAB_TEST_MARK": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "clozelab.cli", *arguments]
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def left_over(tmp_path: Path) -> list[str]:
@@ -213,6 +223,39 @@ def test_the_command_says_so(swept: Swept) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_no_process_is_left(swept: Swept) -> None:
     assert not left_over(swept.root)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_interrupted_sweep_leaves_nothing_open(tmp_path: Path, launcher: str) -> None:
+    if launcher != "local" and importlib.util.find_spec(launcher) is None:
+        pytest.skip(f"{launcher} is not installed")
+    hangs = {name: ["schedule.how=hangs", f"schedule.at={at}"] for name, at in (("one", 0.5), ("other", 0.6))}
+    claim(tmp_path, {**hangs, "never": ["schedule.how=none"]}, tracker="wandb")
+    process = start(tmp_path, "run", "matrix", "--scale", "smoke", *LAUNCHERS[launcher])
+    at_step = {"one": 3, "other": 4}
+    deadline = time.monotonic() + 300
+    while not all(rows(tmp_path, arm) == step for arm, step in at_step.items()):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the cells never came to where they hang"
+        time.sleep(0.1)
+    process.terminate()
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "interrupted: 0 of 3 done" in errors
+    assert not left_over(tmp_path)
+    for arm in at_step:
+        (directory,) = tmp_path.glob(f"runs/matrix/smoke/{arm}-s0-*")
+        assert json.loads((directory / "failure.json").read_text())["status"] == "killed"
+        (code,) = tracked_exits(directory)
+        assert code not in (None, 0)
+
+
+def rows(tmp_path: Path, arm: str) -> int:
+    """Steps that an arm's only cell has logged."""
+    return sum(
+        len(path.read_text().splitlines()) for path in tmp_path.glob(f"runs/matrix/smoke/{arm}-s0-*/metrics.jsonl")
+    )
 
 
 def test_another_attempt_goes_on_from_the_checkpoint(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from clozelab.running.directories import RUNNING
 from clozelab.running.job import FAILURE, RECORD, Job, Limits, Outcome, cause_of, outcome_of, write_failure
 
 GRACE_SECONDS = 10.0
@@ -145,8 +146,7 @@ def _attempt(
     finally:
         if process.poll() is None:  # we are leaving by an exception: interrupted, on a launcher of others
             _end(process)
-            if not ((directory / RECORD).exists() or (directory / FAILURE).exists()):
-                _tell(directory, "killed", "ended with its sweep")
+            tell_of_lost(directory)
         _signal(process, signal.SIGKILL)  # what the cell left behind of its group: ranks, loader processes
     if (directory / RECORD).exists():
         return Attempt(code)
@@ -172,6 +172,14 @@ def _tell(directory: Path, status: str, cause: str) -> None:
     with contextlib.suppress(OSError):
         _append_to_log(directory, cause)
         write_failure(directory, status, cause)
+
+
+def tell_of_lost(directory: Path) -> None:
+    """Write down, in place of a cell that was killed together with who supervised it, that it ended with its sweep."""
+    if any((directory / name).exists() for name in (RECORD, FAILURE)) or not (directory / RUNNING).exists():
+        return
+    _close_tracked(directory)
+    _tell(directory, "killed", "ended with its sweep")
 
 
 def _append_to_log(directory: Path, line: str) -> None:

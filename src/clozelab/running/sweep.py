@@ -1,5 +1,6 @@
 """Run the cells of a sweep on a launcher, show how it goes, and sum up what failed."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from clozelab.running.display import SweepDisplay
 from clozelab.running.job import Job, Outcome, outcome_of
 from clozelab.running.launcher import LauncherOption
 from clozelab.running.pool import ended_by_signals
+from clozelab.running.states import cell_state
+from clozelab.running.supervise import GRACE_SECONDS, tell_of_lost
 
 
 def launcher_of(node: Any, devices: int) -> LauncherOption:
@@ -39,6 +42,7 @@ def run_sweep(jobs: list[Job], launcher: LauncherOption, devices: int) -> list[O
         with ended_by_signals(), SweepDisplay(len(jobs), console) as display:
             outcomes = launcher.launch(jobs, devices, display)
     except KeyboardInterrupt:
+        _tell_of_lost(jobs)
         ended = [outcome_of(job, 0, 0.0, []) for job in jobs]
         done = sum(outcome.done for outcome in ended)
         _say(console, f"interrupted: {done} of {len(jobs)} done; run the same again to go on")
@@ -48,6 +52,18 @@ def run_sweep(jobs: list[Job], launcher: LauncherOption, devices: int) -> list[O
     if left := [job for job in jobs if job.directory not in known]:
         _say(console, f"{len(left)} not run: {', '.join(job.name for job in left)}")
     return outcomes
+
+
+def _tell_of_lost(jobs: list[Job]) -> None:
+    """Of cells of this machine that were killed without a word: a launcher's workers may have ended with theirs."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    running = [job.directory for job in jobs]
+    while running and time.monotonic() < deadline:
+        running = [directory for directory in running if cell_state(directory).state == "running"]
+        time.sleep(0.1)
+    for job in jobs:
+        if job.directory not in running and cell_state(job.directory).state == "failed":
+            tell_of_lost(job.directory)
 
 
 def sum_up(outcomes: list[Outcome], total: int, console: Console) -> None:

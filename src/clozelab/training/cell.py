@@ -403,7 +403,7 @@ def main(folder: str, resume: str = "auto") -> int:
     logging.basicConfig(level=level, format=f"%(asctime)s %(name)s {who}%(message)s", handlers=handlers, force=True)
     logging.raiseExceptions = False  # a full disk costs lines of the log, and is told of once, below
     logging.captureWarnings(True)
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     faulthandler.enable(file=handlers[0].stream)  # type: ignore[attr-defined]
 

@@ -65,6 +65,8 @@ class SubmititLauncher(LauncherOption):
     """Slurm partition."""
     cpus: int = 1
     """CPU cores of a job; its cell gets as many threads."""
+    gpus: int = 0
+    """GPUs of a job; 0: none is asked for, and ranks of a cell (`trainer.devices`) share its CPU cores."""
     job_minutes: int = 24 * 60
     """Time limit of a Slurm job. `timeout` should be shorter, so that the cell's own limit is met first."""
     job_gb: float | None = None
@@ -78,11 +80,16 @@ class SubmititLauncher(LauncherOption):
         super().__post_init__()
         if self.cluster not in CLUSTERS:
             raise ValueError(f"launcher.cluster is {self.cluster!r}; give one of {', '.join(CLUSTERS)}")
-        for key in ("cpus", "job_minutes"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"launcher.{key} is {getattr(self, key)}; it must be at least 1")
+        for key, least in (("cpus", 1), ("job_minutes", 1), ("gpus", 0)):
+            if getattr(self, key) < least:
+                raise ValueError(f"launcher.{key} is {getattr(self, key)}; it must be at least {least}")
 
     def check(self, devices: int) -> None:
+        if 0 < self.gpus < devices:
+            raise ValueError(
+                f"launcher.gpus is {self.gpus}, and a cell wants trainer.devices={devices} of them; raise the first, "
+                "or lower the second"
+            )
         try:
             import submitit
         except ImportError:
@@ -115,8 +122,8 @@ class SubmititLauncher(LauncherOption):
             parameters["slurm_partition"] = self.partition
         if self.job_gb is not None:
             parameters["mem_gb"] = self.job_gb
-        if devices > 1 or self.extra.get("gpus_per_node"):
-            parameters["gpus_per_node"] = devices
+        if self.gpus:
+            parameters["gpus_per_node"] = self.gpus
         executor.update_parameters(**parameters | self.extra)
         tasks = {job.directory: Supervised(job.absolute, self.limits, self.threads(devices)) for job in jobs}
         handles: dict[Path, Any] = {}

@@ -31,12 +31,13 @@ def wait_for_all(
         KeyboardInterrupt: after every job that has not ended was cancelled.
     """
     waiting, started, outcomes = list(jobs), set[Path](), list[Outcome]()
+    written = {job.directory: _written(job) for job in jobs}  # by an earlier attempt
 
     def look() -> bool:
         """Hear of every job that has ended since; whether one has failed."""
         failed = False
         for job in list(waiting):
-            if job.directory not in started and (job.directory / "train.log").exists():
+            if job.directory not in started and _written(job) != written[job.directory]:
                 started.add(job.directory)
                 follow.start(job)
             if (outcome := ended(job)) is None:
@@ -66,3 +67,11 @@ def wait_for_all(
             look()
             time.sleep(_POLL_SECONDS)
     return outcomes
+
+
+def _written(job: Job) -> int:
+    """Bytes of a cell's log, which every attempt adds to."""
+    try:
+        return (job.directory / "train.log").stat().st_size
+    except OSError:
+        return 0
