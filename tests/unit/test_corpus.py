@@ -1,5 +1,6 @@
 """Corpora: what is read, what is refused, and which side a document lands on."""
 
+import bz2
 import gzip
 import json
 import lzma
@@ -115,6 +116,7 @@ def test_every_packing_gives_the_same(tmp_path: Path) -> None:
         "b.jsonl.gz": gzip.compress(plain),
         "c.jsonl.xz": lzma.compress(plain),
         "d.jsonl.zst": zstandard.compress(plain[:40]) + zstandard.compress(plain[40:]),
+        "f.jsonl.bz2": bz2.compress(plain),
         "e.jsonl": json.dumps({"text": rows[0].split("\n\n")}).encode()
         + b"\n\n"
         + json.dumps({"text": rows[1]}).encode(),
@@ -183,11 +185,17 @@ def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
         ("a.txt", b"", r"a\.txt is empty \(0 bytes\)"),
         ("a.txt", b" \n\r\n\t", r"a\.txt holds nothing but white space"),
         ("a.txt", b"good\nb\xe9d\n", r"a\.txt, line 2: the bytes are not UTF-8"),
-        ("a.txt", "x".encode("utf-16"), r"a\.txt, line 1: the bytes are not UTF-8"),
+        ("a.txt", "x".encode("utf-16"), r"a\.txt, line 1: the bytes are not UTF-8; .* iconv -f UTF-16 -t UTF-8"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl, line 2: not a JSON value"),
         ("a.jsonl", b'{"body": "x"}\n', r"a\.jsonl, line 1: no field text; it has body"),
         ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl, line 1: text is int"),
-        ("a.jsonl", b"[]\n", r"a\.jsonl, line 1: no field text; it has list"),
+        ("a.jsonl", b'{"text": "x"}\n[]\n', r"a\.jsonl, line 2: no field text; it has list"),
+        ("a.json", b'[\n {"text": "x"}\n]\n', r"a\.json is a JSON array; wanted is one object a line"),
+        ("a.zip", b"PK\x03\x04", r"a\.zip is an archive; unpack it"),
+        ("a.tar.gz", gzip.compress(b"a.txt"), r"a\.tar\.gz is an archive; unpack it"),
+        ("a.pdf", b"%PDF-1.7", r"a\.pdf is no plain text"),
+        ("a.txt.bz2", bz2.compress(b"A river. " * 99)[:-6], r"a\.txt\.bz2 is no whole \.bz2 file"),
+        ("a.txt.bz2", b"junk that is no bz2", r"a\.txt\.bz2 is no whole \.bz2 file"),
         ("a.parquet", b"no parquet", r"a\.parquet is no parquet file"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}', mtime=0)[:-6], r"a\.jsonl\.gz is no whole \.gz file"),
         ("a.jsonl.xz", b"junk that is no xz", r"a\.jsonl\.xz is no whole \.xz file"),
@@ -195,7 +203,7 @@ def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
         ("a.txt.zst", zstandard.compress(b"A river.\n\n" * 999)[:-4], r"a\.txt\.zst is no whole \.zst file"),
         ("a.txt.zst", zstandard.compress(b"A river. " * 9) + zstandard.compress(b"x" * 99)[:-9], "no whole"),
         ("a.txt.gz", _bent(gzip.compress(b"A river. " * 99, mtime=0)), r"a\.txt\.gz is no whole \.gz file"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not a JSON value"),
+        ("a.jsonl", b'{"text":' + b"[" * 100_000, r"a\.jsonl, line 1: not a JSON value"),
         ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", r"a\.jsonl, line 1: not a JSON value"),
     ],
 )

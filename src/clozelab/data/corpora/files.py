@@ -1,5 +1,6 @@
 """Opening text files of any of the usual kinds, with errors that name the file and the way out."""
 
+import bz2
 import glob
 import gzip
 import io
@@ -12,14 +13,26 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-_COMPRESSED = (".gz", ".xz", ".zst")
+_COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
+# What would be read as text, and is none.
+_ARCHIVES = (".zip", ".tar", ".tgz", ".txz", ".7z", ".rar")
+_DOCUMENTS = (".pdf", ".docx", ".odt", ".epub", ".html", ".htm", ".xml")
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def kind(path: Path) -> str:
-    """ "parquet", "jsonl" or "text", by the file's name without a compression suffix."""
+    """ "parquet", "jsonl" or "text", by the file's name without a compression suffix.
+
+    Raises:
+        ValueError: an archive, or a document with a markup of its own.
+    """
     name = path.name.lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
+    if name.endswith(_ARCHIVES):
+        raise ValueError(f"{path} is an archive; unpack it, and give the files that were in it")
+    if name.endswith(_DOCUMENTS):
+        raise ValueError(f"{path} is no plain text; take the text out of it first")
     if name.endswith(".parquet"):
         return "parquet"
     return "jsonl" if name.endswith((".jsonl", ".ndjson", ".json")) else "text"
@@ -130,6 +143,8 @@ def reading(path: Path, position: Position | None = None) -> Iterator[IO[bytes]]
                 stream = gzip.GzipFile(fileobj=raw)
             elif suffix == ".xz":
                 stream = lzma.open(raw)  # noqa: SIM115 (closes with raw)
+            elif suffix == ".bz2":
+                stream = bz2.BZ2File(raw)
             elif suffix == ".zst":
                 stream = _Unpacked(raw)
             else:
@@ -138,7 +153,9 @@ def reading(path: Path, position: Position | None = None) -> Iterator[IO[bytes]]
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is no whole {suffix} file: {error}") from None
     except Exception as error:
-        if type(error).__name__ == "ZstdError":
+        # Of a broken .bz2 file: an OSError that has no number, as those of the disk have.
+        broken = suffix == ".bz2" and isinstance(error, OSError) and error.errno is None
+        if broken or type(error).__name__ == "ZstdError":
             raise ValueError(f"{path} is no whole {suffix} file: {error}") from None
         raise
 
@@ -156,9 +173,10 @@ def lines(path: Path, position: Position | None = None) -> Iterator[str]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
+                encoding = "UTF-16" if number == 1 and line.startswith(_UTF16) else "LATIN1"
                 raise ValueError(
                     f"{path}, line {number}: the bytes are not UTF-8; convert the file, for example with "
-                    f"iconv -f LATIN1 -t UTF-8"
+                    f"iconv -f {encoding} -t UTF-8"
                 ) from None
             yield text.rstrip("\r\n")
 
@@ -172,6 +190,8 @@ def json_texts(path: Path, column: str, position: Position | None = None) -> Ite
     for number, line in enumerate(lines(path, position), start=1):
         if not line.strip():
             continue
+        if number == 1 and line.lstrip().startswith("["):
+            raise ValueError(f"{path} is a JSON array; wanted is one object a line, as jq -c '.[]' makes of it")
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # of JSON, of a number too long, of brackets too deep

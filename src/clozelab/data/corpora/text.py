@@ -1,4 +1,4 @@
-"""A corpus of local files: plain text, JSON lines or parquet, each also as .gz, .xz or .zst."""
+"""A corpus of local files: plain text, JSON lines or parquet, each also as .gz, .xz, .zst or .bz2."""
 
 import dataclasses
 import functools
