@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import yaml
 
 from clozelab import records
 from tests.e2e.conftest import TINY
+from tests.e2e.tracked import read_wandb
 
 pytestmark = pytest.mark.slow
 
@@ -123,30 +123,7 @@ def marked(tmp_path: Path) -> Iterator[str]:
 
 def tracked_exits(directory: Path) -> list[int | None]:
     """The exit code that each offline run of a cell was closed with; None: it is still open."""
-    return [exit_of(path) for path in sorted(directory.glob("wandb/offline-run-*/*.wandb"))]
-
-
-def exit_of(path: Path) -> int | None:
-    """Read a .wandb file: after seven bytes, blocks of 32 KiB of (checksum, length, kind) and a piece of a record."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, whole, code = path.read_bytes(), 7, b"", None
-    assert data[:4] == b":W&B"
-    while at + 7 <= len(data):
-        room = 32768 - at % 32768
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        if room < 7 or kind == 0:
-            at += room
-            continue
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # the only piece, or the last one
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            whole = b""
-            if record.WhichOneof("record_type") == "exit":
-                code = record.exit.exit_code
-    return code
+    return [read_wandb(path).code for path in sorted(directory.glob("wandb/offline-run-*/*.wandb"))]
 
 
 class Swept(NamedTuple):

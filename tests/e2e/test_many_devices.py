@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import TINY
-from tests.e2e.test_resume_exact import cell, tracked, tracked_ids, until
+from tests.e2e.test_resume_exact import cell, until
 from tests.e2e.test_resume_formats import assert_same_bits, history, record_of, state
+from tests.e2e.tracked import tracked, tracked_ids
 
 QUIET = ["model.dropout=0", "model.attention_dropout=0", "task=mlm_sop"]
 ENDLESS = "budget.steps=1000000"

@@ -7,7 +7,6 @@ imported everything already (`starter`): a start then costs less than a second.
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from clozelab.running.compose import compose_run, composer
 from clozelab.running.directories import freeze
 from tests.e2e.conftest import tiny
 from tests.e2e.test_resume_formats import assert_same_bits, history, record_of, state
+from tests.e2e.tracked import tracked, tracked_ids
 
 STEPS, KILLS = 24, 5
 CASES: dict[str, list[str]] = {
@@ -148,38 +148,6 @@ def until(what: Any, seconds: float = 120) -> None:
     while not what():
         assert time.monotonic() < deadline, "it never came to that"
         time.sleep(0.02)
-
-
-def tracked_ids(directory: Path) -> list[str]:
-    """Ids of the tracked runs of a cell."""
-    return [path.name.split("-", 3)[3] for path in directory.glob("wandb/offline-run-*")]
-
-
-def tracked(directory: Path) -> tuple[list[dict[str, Any]], int | None]:
-    """(rows, exit code) of the one tracked run of a cell, as its file has them; the code is None while it is open."""
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
-    data, at, parts = path.read_bytes(), 7, b""
-    rows: list[dict[str, Any]] = []
-    code = None
-    while at + 7 <= len(data):  # blocks of 32 KiB; chunks of a checksum, a length and a kind (2, 3: goes on)
-        if 2**15 - at % 2**15 < 7:
-            at += 2**15 - at % 2**15
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        parts, at = parts + data[at + 7 : at + 7 + length], at + 7 + length
-        if kind in (2, 3):
-            continue
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(parts)
-        parts = b""
-        if record.HasField("history"):
-            items = record.history.item
-            rows.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
-        if record.HasField("exit"):
-            code = record.exit.exit_code
-    return rows, code
 
 
 def assert_equal(whole: Path, parts: Path) -> None:

@@ -17,8 +17,9 @@ from filelock import FileLock
 
 from clozelab.training.cell import run_cell
 from tests.e2e.conftest import TINY
-from tests.e2e.test_resume_exact import Starter, assert_equal, cell, starter, tracked, tracked_ids, until
+from tests.e2e.test_resume_exact import Starter, assert_equal, cell, starter, until
 from tests.e2e.test_resume_formats import record_of, state
+from tests.e2e.tracked import tracked, tracked_ids
 
 __all__ = ["starter"]
 
