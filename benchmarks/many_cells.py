@@ -1,11 +1,12 @@
 """What the pool costs: the wall time of many small cells over their own time divided among the slots.
 
-    python benchmarks/many_cells.py [--cells 100] [--slots 2] [--cold 6]
+    python benchmarks/many_cells.py [--cells 100] [--slots 2] [--steps 200] [--cold 6]
 
 A cell's own time runs from the fork of the warm process to the end of the forked one, and is taken by the warm process;
 so it holds everything that the cell does (reading, building the model, training, measuring, writing), and nothing of
-the pool (the imports of the warm processes, starting, noticing an end, taking the next). `trained and measured` is what
-of it the cell logged as training and yardsticks. Ends with one JSON line.
+the pool (the imports of the warm process, starting, noticing an end, taking the next). Every cell must have been
+forked, or there is no result. `trained and measured` is what of it the cell logged as training and yardsticks. Prints
+the load of the machine before and after, and ends with one JSON line.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from clozelab.running.compose import compose_run, composer, prepare_data
 from clozelab.running.directories import freeze
 from clozelab.running.job import Job, Outcome
 from clozelab.running.pool import Silent, run_jobs
-from clozelab.running.warm import WarmProcess, WarmSlot
+from clozelab.running.warm import WarmProcess, WarmServer
 
 CELL = [
     *("corpus.train_documents=4", "tokenizer.vocab_size=1000", "format.max_length=48", "model=bert_tiny"),
@@ -37,15 +38,15 @@ _measured = re.compile(r" \(([\d.]+) s\): ")
 
 
 class Memory(Silent):
-    """Resident bytes of the warm processes whenever a cell has ended."""
+    """Resident bytes of the warm process whenever a cell has ended."""
 
     def __init__(self) -> None:
-        self.slots: set[WarmSlot] = set()
+        self.servers: set[WarmServer] = set()
         self.rows: list[int] = []
 
     def end(self, outcome: Outcome) -> None:
         """Look."""
-        self.rows.append(max((resident(slot.pid) for slot in self.slots), default=0))
+        self.rows.append(max((resident(server.pid) for server in self.servers), default=0))
 
 
 def resident(pid: int) -> int:
@@ -74,16 +75,16 @@ def trained_and_measured(directory: Path) -> float:
 def pool(jobs: list[Job], slots: int, warm: bool, memory: Memory) -> tuple[float, list[WarmProcess]]:
     """(wall seconds, the processes that were forked)."""
     processes: list[WarmProcess] = []
-    start = WarmSlot.start
+    start = WarmServer.start
 
-    def noted(slot: WarmSlot, directory: Path, environment: Mapping[str, str], stop: Any) -> WarmProcess:
-        process = start(slot, directory, environment, stop)
-        memory.slots.add(slot)
+    def noted(server: WarmServer, directory: Path, environment: Mapping[str, str], stop: Any) -> WarmProcess:
+        process = start(server, directory, environment, stop)
+        memory.servers.add(server)
         processes.append(process)
         return process
 
     begin = time.perf_counter()
-    with patch.object(WarmSlot, "start", noted):
+    with patch.object(WarmServer, "start", noted):
         outcomes = run_jobs(jobs, slots, warm=warm, follow=memory)
     wall = time.perf_counter() - begin
     failed = [outcome for outcome in outcomes if outcome.failed]
@@ -105,9 +106,10 @@ def main() -> None:
     prepare_data([config])
     with tempfile.TemporaryDirectory() as folder:
         jobs = make(Path(folder) / "warm", config, arguments.cells)
-        memory = Memory()
+        memory, load = Memory(), os.getloadavg()[0]
         wall, processes = pool(jobs, arguments.slots, True, memory)
         own = [process.seconds for process in processes if process.seconds is not None]
+        load_after = os.getloadavg()[0]
         inner = [trained_and_measured(job.directory) for job in jobs]
         cold = make(Path(folder) / "cold", config, arguments.cold)
         cold_wall, _ = pool(cold, arguments.slots, False, Memory())
@@ -116,13 +118,16 @@ def main() -> None:
     share = sum(own) / arguments.slots
     settled = memory.rows[min(10, len(memory.rows) - 1)]
     print(f"{len(own)} cells, {arguments.slots} slots: {wall:.1f} s; their own time over the slots {share:.1f} s")
-    print(f"wall / own time: {wall / share:.3f} (goal: 1.15)")
+    print(f"wall / own time: {wall / share:.3f} (goal: 1.15); load {load:.1f} before, {load_after:.1f} after")
     print(f"a cell: own time {statistics.median(own):.2f} s, trained and measured {statistics.median(inner):.2f} s")
-    print(f"a warm process: {settled / 2**20:.1f} MiB after 10 cells, {memory.rows[-1] / 2**20:.1f} MiB after the last")
+    print(
+        f"the warm process: {settled / 2**20:.1f} MiB after 10 cells, {memory.rows[-1] / 2**20:.1f} MiB after the last"
+    )
     if cold:
         print(f"cold: {cold_wall / len(cold):.2f} s a cell, warm: {wall / len(own):.2f} s a cell, all told")
     numbers = {
         "ratios": {"wall_over_own": wall / share},
+        "load": [load, load_after],
         "wall_seconds": wall,
         "own_seconds": statistics.median(own),
         "trained_and_measured_seconds": statistics.median(inner),

@@ -8,7 +8,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 import yaml
 
 from clozelab.running.directories import started
-from clozelab.running.job import Job, Outcome
+from clozelab.running.job import Job, Limits, Outcome
 from clozelab.running.pool import Silent, run_jobs
-from clozelab.running.warm import WarmSlot, needed_by
+from clozelab.running.supervise import environment_of
+from clozelab.running.warm import WarmServer, needed_by
 from tests.e2e.test_claim_run import strict
 
 ROOT = Path(__file__).parents[2]
@@ -35,56 +37,65 @@ def test_what_cells_need_is_read_from_their_configurations(tmp_path: Path) -> No
     assert needed_by([tmp_path]) == ["clozelab.tracking.wandb"]
 
 
-class Answers(WarmSlot):
-    """A slot whose warm process is a script of the test's own."""
+class Answers(WarmServer):
+    """A warm process that is a script of the test's own."""
 
     def __init__(self, script: str) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._read, self._ready, self.pid = b"", False, self._server.pid
+        self.script = textwrap.dedent(script)
+        super().__init__(os.environ)
+
+    def _command(self, modules: Iterable[str]) -> list[str]:
+        return [sys.executable, "-c", self.script]
 
 
 def test_a_cell_that_ends_at_once_is_heard_of() -> None:
-    """Both answers come in one piece: the second must not wait in a buffer that nobody looks into."""
-    slot = Answers(
-        """
+    """Both answers come in one piece."""
+    script = """
         import sys
         print('{"threads": 1}', flush=True)
         sys.stdin.readline()
-        print('{"pid": 4194305}\\n{"code": 3, "seconds": 0.5}', flush=True)
+        print('{"pid": 4194305}\\n{"pid": 4194305, "code": 3, "seconds": 0.5}', flush=True)
         sys.stdin.readline()
         """
-    )
-    try:
-        process = slot.start(Path("nowhere"), {}, threading.Event())
-        deadline = time.monotonic() + 20
-        while process.poll() is None and time.monotonic() < deadline:
-            pass
-        assert (process.poll(), process.seconds) == (3, 0.5)
-    finally:
-        slot.close()
+    with closing(Answers(script)) as server:
+        process = server.start(Path("nowhere"), {}, threading.Event())
+        assert (process.wait(20), process.poll(), process.seconds) == (3, 3, 0.5)
+
+
+def test_each_cell_hears_of_its_own_end() -> None:
+    script = """
+        import sys
+        print('{"threads": 1}', flush=True)
+        for pid in (4194305, 4194306):
+            sys.stdin.readline()
+            print('{"pid": %d}' % pid, flush=True)
+        print('{"pid": 4194306, "code": -9, "seconds": 0.5}', flush=True)
+        sys.stdin.readline()
+        """
+    with closing(Answers(script)) as server:
+        first, second = (server.start(Path(name), {}, threading.Event()) for name in ("a", "b"))
+        assert second.wait(20) == -signal.SIGKILL
+        with pytest.raises(subprocess.TimeoutExpired):
+            first.wait(0)
+        assert first.poll() is None
+    assert first.poll() == -signal.SIGKILL  # with the process that forked it
 
 
 @pytest.mark.parametrize("script", ["raise SystemExit", "print('{\"threads\": 2}', flush=True); input()"])
 def test_a_warm_process_that_cannot_fork_is_an_error_that_the_pool_knows(script: str) -> None:
-    slot = Answers(script)
-    try:
-        with pytest.raises(OSError, match="warm process"):
-            slot.start(Path("nowhere"), {}, threading.Event())
-    finally:
-        slot.close()
+    with closing(Answers(script)) as server:
+        for _ in range(2):  # each slot hears of it
+            with pytest.raises(OSError, match="warm process"):
+                server.start(Path("nowhere"), {}, threading.Event())
+        assert server.gone
 
 
 def test_a_stop_is_not_kept_waiting_by_an_import() -> None:
-    slot, stop = Answers("import time; time.sleep(600)"), threading.Event()
+    stop = threading.Event()
     stop.set()
-    try:
-        with pytest.raises(OSError, match="warm process"):
-            slot.start(Path("nowhere"), {}, stop)
-    finally:
-        slot.close()
-    assert slot.gone
+    with closing(Answers("import time; time.sleep(600)")) as server, pytest.raises(OSError, match="warm process"):
+        server.start(Path("nowhere"), {}, stop)
+    assert server.gone
 
 
 class Noted(Silent):
@@ -92,13 +103,14 @@ class Noted(Silent):
 
     def __init__(self, kills: bool) -> None:
         self.kills = kills
-        self.slots: list[WarmSlot] = []
+        self.servers: list[WarmServer] = []
         self.threads: list[int] = []
 
     def end(self, outcome: Outcome) -> None:
         """The first time, kill."""
-        while self.kills and self.slots:
-            os.kill(self.slots.pop().pid, signal.SIGKILL)
+        if self.kills:
+            os.kill(self.servers[0].pid, signal.SIGKILL)
+            self.kills = False
 
 
 @linux
@@ -108,25 +120,28 @@ def test_cells_of_a_warm_process_are_as_fresh_ones_and_survive_its_death(
 ) -> None:
     from clozelab.running.compose import prepare_data
 
-    names = {warm: [f"{warm}-{seed}" for seed in range(3)] for warm in ("cold", "warm", "killed")}
+    names = {warm: [f"{warm}-{seed}" for seed in range(4)] for warm in ("cold", "warm", "killed")}
     cells = {n: make_cell(n, f"seed={n[-1]}") for ns in names.values() for n in ns}
     prepare_data([yaml.safe_load((cells["cold-0"] / "config.yaml").read_text())])
-    start = WarmSlot.start
+    start = WarmServer.start
 
-    def noted(slot: WarmSlot, *arguments: Any) -> Any:
-        process = start(slot, *arguments)
-        follow.slots.append(slot)
-        follow.threads.append(len(os.listdir(f"/proc/{slot.pid}/task")))
+    def noted(server: WarmServer, *arguments: Any) -> Any:
+        process = start(server, *arguments)
+        follow.servers.append(server)
+        follow.threads.append(len(os.listdir(f"/proc/{server.pid}/task")))
         return process
 
-    monkeypatch.setattr(WarmSlot, "start", noted)
+    monkeypatch.setattr(WarmServer, "start", noted)
     results = {}
     for kind in names:
         follow = Noted(kills=kind == "killed")
-        outcomes = run_jobs([Job(n, cells[n]) for n in names[kind]], 1, warm=kind != "cold", follow=follow)
-        assert len(outcomes) == 3
+        jobs = [Job(n, cells[n]) for n in names[kind]]
+        # A cell that runs when the warm process is killed ends with it, and is tried again.
+        outcomes = run_jobs(jobs, 2, limits=Limits(retries=1), warm=kind != "cold", follow=follow)
+        assert len(outcomes) == 4
         assert not [outcome.reason for outcome in outcomes if outcome.failed]
-        assert len(follow.threads) == {"cold": 0, "warm": 3, "killed": 1}[kind]
+        assert len({server.pid for server in follow.servers}) == (kind != "cold")
+        assert len(follow.threads) in {"cold": [0], "warm": [4], "killed": [2, 3, 4]}[kind]
         assert set(follow.threads) <= {1}
         results[kind] = [strict(json.loads((cells[n] / "record.json").read_text())) for n in names[kind]]
     assert results["warm"] == results["cold"] == results["killed"]
@@ -134,24 +149,95 @@ def test_cells_of_a_warm_process_are_as_fresh_ones_and_survive_its_death(
 
 @linux
 @pytest.mark.slow
-def test_the_warm_process_ends_with_its_pool_and_its_cell_with_both(make_cell: Callable[..., Path]) -> None:
-    cell = make_cell("cell", "budget.steps=100000")
+def test_the_warm_process_ends_with_its_pool_and_its_cells_with_both(make_cell: Callable[..., Path]) -> None:
+    cells = [str(make_cell(name, "budget.steps=100000")) for name in "ab"]
     code = (
         "import sys, threading, time\nfrom pathlib import Path\n"
-        "from clozelab.running.supervise import environment_of\nfrom clozelab.running.warm import WarmSlot\n"
-        "slot = WarmSlot(environment_of(1))\n"
-        "process = slot.start(Path(sys.argv[1]), environment_of(1), threading.Event())\n"
-        "print(slot.pid, process.pid, flush=True)\ntime.sleep(600)\n"
+        "from clozelab.running.supervise import environment_of\nfrom clozelab.running.warm import WarmServer\n"
+        "server = WarmServer(environment_of(1))\n"
+        "processes = [server.start(Path(cell), environment_of(1), threading.Event()) for cell in sys.argv[1:]]\n"
+        "print(server.pid, *(process.pid for process in processes), flush=True)\ntime.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(cell)], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen([sys.executable, "-c", code, *cells], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(running(pid) for pid in pids)
         owner.kill()
-    assert len(pids) == 2
     deadline = time.monotonic() + 30
     while any(running(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in pids if running(pid)]
+
+
+CELL = """
+import json, os, signal, sys, time
+import clozelab.training.cell
+
+def main(folder):
+    print("heard")
+    told = {
+        "slot": os.environ["SLOT"],
+        "home": os.environ.get("HOME"),
+        "leads": os.getsid(0) == os.getpid(),
+        "files": sorted(os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name in "012"),
+        "pipes": [name for name in os.listdir("/proc/self/fd")
+                  if os.path.exists(f"/proc/self/fd/{name}") and "pipe" in os.readlink(f"/proc/self/fd/{name}")],
+        "children": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1,
+    }
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.01)
+    with open(f"{folder}/told.json", "w") as file:
+        json.dump(told, file)
+    return len(os.environ["SLOT"])
+
+print("what an import prints is no answer")
+clozelab.training.cell.main = main
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_cells_run_beside_each_other_each_as_its_slot_wants(tmp_path: Path) -> None:
+    (tmp_path / "other_cell.py").write_text(CELL)
+    directories = [tmp_path / name for name in "ab"]
+    for directory in directories:
+        directory.mkdir()
+    with closing(WarmServer(os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}, ["other_cell"])) as server:
+        first, second = (
+            server.start(directory, {"SLOT": "x" * code}, threading.Event())
+            for code, directory in enumerate(directories, 3)
+        )
+        (directories[1] / "go").touch()
+        assert second.wait(60) == 4
+        assert first.poll() is None
+        (directories[0] / "go").touch()
+        assert first.wait(60) == 3
+    for slot, directory in zip(("xxx", "xxxx"), directories, strict=True):
+        assert json.loads((directory / "told.json").read_text()) == {
+            "slot": slot,
+            "home": None,
+            "leads": True,
+            "files": ["/dev/null", str(directory / "output.log"), str(directory / "output.log")],
+            "pipes": [],
+            "children": True,
+        }
+        assert (directory / "output.log").read_text() == "heard\n"
+
+
+@linux
+@pytest.mark.slow
+def test_what_runs_ends_when_the_warm_process_is_killed(make_cell: Callable[..., Path]) -> None:
+    cells = [make_cell(name, "budget.steps=100000") for name in "ab"]
+    with closing(WarmServer(environment_of(1))) as server:
+        processes = [server.start(cell, environment_of(1), threading.Event()) for cell in cells]
+        assert len({os.getsid(process.pid) for process in processes}) == 2
+        os.kill(server.pid, signal.SIGKILL)
+        assert [process.wait(30) for process in processes] == [-signal.SIGKILL] * 2
+        # At once: another attempt would find the directory in use.
+        assert not [process.pid for process in processes if running(process.pid)]
+        with pytest.raises(OSError, match="warm process has ended"):
+            server.start(cells[0], {}, threading.Event())
 
 
 def running(pid: int) -> bool:

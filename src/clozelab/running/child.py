@@ -4,6 +4,7 @@ It ties itself to the process that started it before it imports anything heavy, 
 unseen, and no rank its cell.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -40,6 +41,9 @@ if __name__ == "__main__":
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if parent := _parent(sys.argv[2] if len(sys.argv) > 2 else "0"):
         die_with_parent(parent)
+    gc.disable()  # as the warm process does
     from clozelab.training.cell import main
 
+    gc.freeze()
+    gc.enable()
     sys.exit(main(*sys.argv[1:2], *sys.argv[3:4]))

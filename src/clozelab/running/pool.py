@@ -19,7 +19,7 @@ from clozelab.machine import cores
 from clozelab.running.directories import read_frozen
 from clozelab.running.job import Job, Limits, Outcome
 from clozelab.running.supervise import Process, Starter, cold_start, environment_of, supervise
-from clozelab.running.warm import WarmSlot, needed_by
+from clozelab.running.warm import WarmServer, needed_by
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def run_jobs(
         gpus: ids of the GPUs, of which each slot sees one; None leaves what is visible alone.
         limits: of each cell.
         fail_fast: after the first failure start nothing more, and end what runs.
-        warm: fork cells from a process a slot that has imported everything already.
+        warm: fork cells from a process that has imported everything already.
         follow: told of each start and end.
 
     Raises:
@@ -90,12 +90,9 @@ def run_jobs(
     news: queue.SimpleQueue[Job | Outcome | BaseException] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
-    modules = needed_by(job.directory for job in jobs) if warm else []
 
-    def work(slot: int) -> None:
+    def work(slot: int, start: Starter) -> None:
         environment = environment_of(threads_of(slots), gpus[slot] if gpus else None)
-        # Fewer cells than two a slot would wait for the warm process as long as for their own start.
-        server = WarmSlot(environment, modules) if warm and len(jobs) > slots else None
         try:
             while not stop.is_set():
                 try:
@@ -103,20 +100,20 @@ def run_jobs(
                 except queue.Empty:
                     return
                 news.put(job)
-                outcome = supervise(job, limits, environment, _starter(server, stop), stop)
+                outcome = supervise(job, limits, environment, start, stop)
                 if fail_fast and outcome.failed:  # here: the next job would be taken before others hear of it
                     stop.set()
                 news.put(outcome)
         except BaseException as error:  # told to the thread that waits for news
             news.put(error)
-        finally:
-            if server is not None:
-                server.close()
 
-    workers = [threading.Thread(target=work, args=(slot,), daemon=True) for slot in range(min(slots, len(jobs)))]
+    starting = _warm_start(jobs, slots, stop) if warm and len(jobs) > 1 else contextlib.nullcontext(cold_start)
     outcomes: list[Outcome] = []
     running: dict[str, Job] = {}
-    with ended_by_signals():
+    with ended_by_signals(), starting as start:
+        workers = [
+            threading.Thread(target=work, args=(slot, start), daemon=True) for slot in range(min(slots, len(jobs)))
+        ]
         try:
             for worker in workers:
                 worker.start()
@@ -141,19 +138,28 @@ def run_jobs(
     return outcomes
 
 
-def _starter(server: WarmSlot | None, stop: threading.Event) -> Starter:
-    """From the warm process while there is one; several ranks replay their command, and need a fresh interpreter."""
+@contextlib.contextmanager
+def _warm_start(jobs: list[Job], slots: int, stop: threading.Event) -> Iterator[Starter]:
+    """From a warm process while there is one; several ranks replay their command, and need a fresh interpreter.
+
+    The first cells of all slots wait for it: those that import for themselves meanwhile end later, and slow it down.
+    """
+    untold = threading.Lock()
 
     def start(directory: Path, environment: Mapping[str, str]) -> Process:
-        if server is not None and not server.gone and _devices(directory) == 1:
+        if not server.gone and _devices(directory) == 1:
             try:
                 return server.start(directory, environment, stop)
             except OSError as error:
-                if not stop.is_set():
-                    log.warning("cells of a slot start as fresh interpreters from now on, and slower: %s", error)
+                if stop.is_set():
+                    raise
+                if untold.acquire(blocking=False):  # by the first slot that meets it
+                    log.warning("cells start as fresh interpreters from now on, and slower: %s", error)
         return cold_start(directory, environment)
 
-    return start
+    modules = needed_by(job.directory for job in jobs)
+    with contextlib.closing(WarmServer(environment_of(threads_of(slots)), modules)) as server:
+        yield start
 
 
 def _devices(directory: Path) -> int:

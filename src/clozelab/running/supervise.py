@@ -43,6 +43,10 @@ class Process(Protocol):
         """Exit code, or None while it runs."""
         ...
 
+    def wait(self, timeout: float) -> int:
+        """Exit code; raises `subprocess.TimeoutExpired` if it runs after so many seconds."""
+        ...
+
 
 Starter = Callable[[Path, Mapping[str, str]], Process]
 
@@ -130,7 +134,7 @@ def _attempt(
     process = start(directory, environment)
     begin, looked, said = time.monotonic(), 0.0, None
     try:
-        while (code := process.poll()) is None:
+        while (code := _ended(process)) is None:
             now = time.monotonic()
             if stop.is_set():
                 _end(process)
@@ -142,7 +146,6 @@ def _attempt(
                 if (used := memory_of(process.pid)) > limits.bytes:
                     said = f"out of memory: {used / 2**30:.2f} GiB, and its limit is {limits.bytes / 2**30:.2f} GiB"
                     _end(process, at_once=True)
-            time.sleep(_POLL_SECONDS)
     finally:
         if process.poll() is None:  # we are leaving by an exception: interrupted, on a launcher of others
             _end(process)
@@ -212,16 +215,23 @@ def memory_of(group: int) -> int:
     return total
 
 
+def _ended(process: Process) -> int | None:
+    """Exit code, or None if it still runs after a moment."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(_POLL_SECONDS)
+    return None
+
+
 def _end(process: Process, at_once: bool = False) -> None:
     """End a process group: politely, then for good."""
     if not at_once:
         _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        while _ended(process) is None and time.monotonic() < deadline:
+            pass
     while process.poll() is None:
         _signal(process, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
+        _ended(process)
 
 
 def _signal(process: Process, number: int) -> None:

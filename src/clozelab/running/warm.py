@@ -1,12 +1,13 @@
-"""A process that has imported all a cell needs, and forks for each: start-up is paid once a slot, not once a cell.
+"""A process that has imported all a cell needs, and forks for each: start-up is paid once a pool, not once a cell.
 
-It holds no thread and has computed nothing, so a fork of it is as good as a fresh interpreter. One cell at a time:
+It holds no thread and has computed nothing, so a fork of it is as good as a fresh interpreter. All slots of a pool
+share it, so several of its forks run at a time:
 
     warm   ->  {"threads": 1}, when it has imported everything; with more threads it ends, as no fork would be safe
-    slot   ->  {"directory": ..., "environment": {...}}
-    warm   ->  {"pid": ...}, and when the cell has ended {"code": ..., "seconds": ...}
+    pool   ->  {"directory": ..., "environment": {...}}, one request at a time
+    warm   ->  {"pid": ...}, and whenever a cell has ended {"pid": ..., "code": ..., "seconds": ...}
 
-The cell is the leader of a session of its own, and ends with this process, which ends with the pool.
+A cell is the leader of a session of its own, and ends with this process, which ends with the pool.
 """
 
 import atexit
@@ -14,6 +15,7 @@ import contextlib
 import gc
 import json
 import os
+import queue
 import re
 import select
 import signal
@@ -25,6 +27,8 @@ import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
+
+from clozelab.running.directories import started
 
 _WARM = (
     *("torch", "pytorch_lightning", "scipy.stats", "safetensors.torch"),
@@ -39,6 +43,7 @@ _QUIET = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 IMPORT_SECONDS = 600.0
 """A warm process that is not ready after so long is given up; its cells start by themselves then."""
 _POLL_SECONDS = 0.05
+_DEATH_SECONDS = 10.0
 
 
 def needed_by(directories: Iterable[Path]) -> list[str]:
@@ -49,30 +54,38 @@ def needed_by(directories: Iterable[Path]) -> list[str]:
             named.update(_TARGET.findall((directory / "config.yaml").read_text()))
     modules = {module for module, _ in named}
     if any(name == "WandbTracker" for _, name in named):
-        modules |= {"wandb", "clozelab.tracking.guarded"}
+        modules |= {"wandb", "wandb.apis.public", "clozelab.tracking.guarded"}
     return sorted(modules)
 
 
-class WarmSlot:
-    """Starts cells from one warm process, one at a time.
+class WarmServer:
+    """Starts cells from one warm process, for any number of threads.
 
     Args:
-        environment: of the warm process; that of a cell is laid over it.
+        environment: of the warm process; a cell has its own.
+        modules: to import beside what every cell needs.
     """
 
     def __init__(self, environment: Mapping[str, str], modules: Iterable[str] = ()) -> None:
-        command = [sys.executable, "-m", "clozelab.running.warm", str(os.getpid()), *modules]
         self._server = subprocess.Popen(
-            command,
+            self._command(modules),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=dict(environment) | _QUIET,
             start_new_session=True,
         )
-        self._read = b""
-        self._ready = False
         self.pid = self._server.pid
+        self._deadline = time.monotonic() + IMPORT_SECONDS
+        self._imported = threading.Event()  # or never will have
+        self._why_gone: str | None = None
+        self._asking = threading.Lock()
+        self._forked: queue.SimpleQueue[WarmProcess | None] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _command(self, modules: Iterable[str]) -> list[str]:
+        return [sys.executable, "-m", "clozelab.running.warm", str(os.getpid()), *modules]
 
     def start(self, directory: Path, environment: Mapping[str, str], stop: threading.Event) -> "WarmProcess":
         """The process of a cell.
@@ -80,105 +93,174 @@ class WarmSlot:
         Raises:
             OSError: the warm process is gone or takes too long, or `stop` was set before it was ready.
         """
-        deadline = time.monotonic() + IMPORT_SECONDS
-        if not self._ready:
-            threads = int(self._wait(deadline, stop)["threads"])
-            if threads > 1:
-                self.close()
-                raise OSError(f"the warm process has {threads} threads, and would not fork safely")
-            self._ready = True
-        assert self._server.stdin is not None
-        asked = {"directory": str(directory), "environment": dict(environment)}
-        self._server.stdin.write(json.dumps(asked).encode() + b"\n")
-        self._server.stdin.flush()
-        # Not to be left half-way: there would be a cell that nobody watches.
-        return WarmProcess(self, int(self._wait(deadline, threading.Event())["pid"]))
+        while not self._imported.wait(_POLL_SECONDS):
+            if stop.is_set() or time.monotonic() > self._deadline:
+                self._server.kill()
+                raise OSError("the warm process was ended before it had imported everything")
+        with self._asking:
+            if self._why_gone is not None:
+                raise OSError(self._why_gone)
+            assert self._server.stdin is not None
+            asked = {"directory": str(directory), "environment": dict(environment)}
+            self._server.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._server.stdin.flush()
+            # Whatever is set meanwhile: not to be left half-way, or there would be a cell that nobody watches.
+            process = self._forked.get()
+        if process is None:
+            raise OSError(self._why_gone)
+        return process
 
-    def _wait(self, deadline: float, stop: threading.Event) -> dict[str, Any]:
-        while (answer := self.answer(_POLL_SECONDS)) is None:
-            late = time.monotonic() > deadline
-            if self.gone or late or stop.is_set():
-                if (answer := self.answer()) is not None:
-                    break
-                if late or stop.is_set():
-                    self._server.kill()
-                raise OSError("the warm process has ended")
-        return answer
-
-    def answer(self, seconds: float = 0.0) -> dict[str, Any] | None:
-        """The next answer, or None if there is none within so many seconds."""
+    def _listen(self) -> None:
+        """Hand out what the warm process says, until it ends; its cells have ended then, too."""
         assert self._server.stdout is not None
-        pipe = self._server.stdout.fileno()
-        # Read without Python's buffer: a second line would wait in it, where `select` does not look.
-        while b"\n" not in self._read:
-            if not select.select([pipe], [], [], seconds)[0] or not (more := os.read(pipe, 65536)):
-                return None
-            self._read += more
-        line, _, self._read = self._read.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        cells: dict[int, WarmProcess] = {}
+        why = "the warm process has ended"
+        try:
+            for line in self._server.stdout:
+                answer: dict[str, Any] = json.loads(line)
+                if (threads := answer.get("threads", 0)) > 1:
+                    why = f"the warm process has {threads} threads, and would not fork safely"
+                    break
+                if threads:
+                    self._imported.set()
+                elif "code" in answer:
+                    cells.pop(answer["pid"]).end(int(answer["code"]), float(answer["seconds"]))
+                else:
+                    process = cells[answer["pid"]] = WarmProcess(int(answer["pid"]))
+                    self._forked.put(process)
+        finally:
+            self._server.kill()
+            self._server.wait()
+            self._why_gone = why
+            self._imported.set()
+            self._forked.put(None)
+            for process in cells.values():
+                process.end_with_server()
 
     @property
     def gone(self) -> bool:
         """Whether the warm process has ended."""
-        return self._server.poll() is not None
+        return self._why_gone is not None
 
     def close(self) -> None:
-        """End the warm process."""
-        for pipe in (self._server.stdin, self._server.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
-        try:
-            self._server.wait(5)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
+        """End the warm process, and what still runs of its cells."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        with contextlib.suppress(OSError):
+            self._server.stdin.close()
+        self._listener.join(5)
+        self._server.kill()
+        self._listener.join()
+        self._server.stdout.close()
 
 
 class WarmProcess:
-    """A cell that a warm process was asked for."""
+    """A cell that a warm process has forked."""
 
-    def __init__(self, slot: WarmSlot, pid: int) -> None:
-        self.pid, self._slot = pid, slot
-        self._code: int | None = None
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code = 0
+        self._ended = threading.Event()
         self.seconds: float | None = None
-        """from the fork to the end, of a cell that has ended"""
+        """from the fork to the end, of a cell that has ended by itself"""
 
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
-        if self._code is None:
-            gone = self._slot.gone  # asked first: its last word may be on the way
-            answer = self._slot.answer(_POLL_SECONDS)
-            if answer is not None:
-                self._code, self.seconds = int(answer["code"]), float(answer["seconds"])
-            elif gone:
-                self._code = -signal.SIGKILL  # the cell has ended with it
+        return self._code if self._ended.is_set() else None
+
+    def wait(self, timeout: float) -> int:
+        """Exit code, as soon as there is one.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs after so many seconds.
+        """
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired("a cell", timeout)
         return self._code
 
+    def end(self, code: int, seconds: float | None = None) -> None:
+        """Heard of its end."""
+        self._code, self.seconds = code, seconds
+        self._ended.set()
 
-def _serve(modules: list[str]) -> None:
-    """Import, then fork a cell for each line that comes in."""
-    for name in (*_WARM, *modules):
-        with contextlib.suppress(Exception):  # a cell that needs it will fail by it, and say so in its own log
-            __import__(name)
-    # What is here now is the cells' too, and never garbage: a collection in a cell would copy all of it.
-    gc.collect()
-    gc.freeze()
-    threads = _threads()
-    _say({"threads": threads})
-    if threads > 1:
-        return
-    here = os.getpid()
-    for line in sys.stdin.buffer:
-        asked = json.loads(line)
+    def end_with_server(self) -> None:
+        """Nobody will hear of its end: see to it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _DEATH_SECONDS
+        while started(self.pid) is not None and time.monotonic() < deadline:  # until then its directory is in use
+            time.sleep(0.01)
+        self.end(-signal.SIGKILL)
+
+
+class _Server:
+    """The warm process itself: forks a cell for each line that comes in."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._begun: dict[int, float] = {}
+        # An import may print, and must not be taken for an answer.
+        self._answers = os.dup(1)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+
+    def serve(self, modules: list[str]) -> None:
+        """Import, then fork, until the pool closes its end."""
+        gc.disable()  # next to nothing that is imported is garbage, and to look for it takes a fifth of the time
+        for name in (*_WARM, *modules):
+            with contextlib.suppress(Exception):  # a cell that needs it will fail by it, and say so in its own log
+                __import__(name)
+        gc.freeze()  # it is the cells' too, in which a collection would copy all of it
+        gc.enable()
+        threads = _threads()
+        self._say({"threads": threads})
+        if threads > 1:
+            return
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        try:
+            while True:
+                ready = select.select([0, self._woken], [], [])[0]
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
+                    self._bury()
+                # One request at a time is on its way: no second line waits in a buffer, where `select` does not look.
+                if 0 in ready:
+                    if not (line := sys.stdin.buffer.readline()):
+                        return
+                    self._fork(json.loads(line))
+        finally:
+            for pid in self._begun:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _fork(self, asked: dict[str, Any]) -> None:
         pid = os.fork()
         if pid == 0:
-            _become_cell(here, Path(asked["directory"]), asked["environment"])
-        _say({"pid": pid})
-        begin = time.monotonic()
-        _, status = os.waitpid(pid, 0)
-        _say({"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - begin})
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for pipe in (self._answers, self._woken, self._wake):
+                os.close(pipe)
+            _become_cell(self._pid, Path(asked["directory"]), asked["environment"])
+        self._begun[pid] = time.monotonic()
+        self._say({"pid": pid})
+
+    def _bury(self) -> None:
+        """Tell of every cell that has ended."""
+        while self._begun:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if (begin := self._begun.pop(pid, None)) is not None:
+                seconds = time.monotonic() - begin
+                self._say({"pid": pid, "code": os.waitstatus_to_exitcode(status), "seconds": seconds})
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        os.write(self._answers, json.dumps(answer).encode() + b"\n")
 
 
 def _threads() -> int:
@@ -189,18 +271,13 @@ def _threads() -> int:
         return threading.active_count()
 
 
-def _say(answer: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def _become_cell(parent: int, directory: Path, environment: dict[str, str]) -> NoReturn:
     """In the forked process: be what `clozelab.running.child` would be."""
     code = 1
     try:
+        os.setsid()
         from clozelab.running.child import die_with_parent
 
-        os.setsid()
         die_with_parent(parent)
         os.environ.clear()
         os.environ.update(environment)
@@ -230,4 +307,7 @@ if __name__ == "__main__":
 
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pool's to answer
-    _serve(sys.argv[2:])
+    try:
+        _Server().serve(sys.argv[2:])
+    finally:
+        os._exit(0)  # to take all that was imported to pieces would take longer than a small cell

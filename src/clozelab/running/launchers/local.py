@@ -19,7 +19,7 @@ class LocalLauncher(LauncherOption):
     """Cells at a time; null: one a GPU (or a group of trainer.devices GPUs), without GPUs one a CPU core: two
     one-thread cells beat one two-thread cell at small size."""
     warm: bool = True
-    """Fork cells from a process that has imported everything already, one a slot."""
+    """Fork cells from one process that has imported everything already."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
