@@ -48,10 +48,11 @@ VOLATILE: frozenset[str] = frozenset(
     {
         *("runs_dir", "tracker", "launcher", "objective", "cache", "slots"),
         *("progress", "num_workers", "threads", "log_every", "checkpoint_every", "checkpoint_seconds"),
+        "trainer.strategy",
     }
 )
-"""Config keys, at any depth, that say where and how a cell runs but not what it computes. They are part neither of its
-identity nor of the comparison between arms."""
+"""Config keys, at any depth or by their whole path, that say where and how a cell runs but not what it computes. They
+are part neither of its identity nor of the comparison between arms."""
 
 LABELS: frozenset[str] = frozenset({"claim", "arm", "scale"})
 """Top-level config keys that name a cell without changing what it computes. Top level only: a `model.scale` is
@@ -209,7 +210,7 @@ def canonical_json(value: Any) -> str:
 def is_volatile(path: str) -> bool:
     """Whether a dotted config key says where a cell runs, not what it computes (see `VOLATILE` and `LABELS`)."""
     parts = path.split(".")
-    return parts[0] in LABELS or not VOLATILE.isdisjoint(parts)
+    return parts[0] in LABELS or not VOLATILE.isdisjoint([path, *parts])
 
 
 # Keys that did not always exist, and change nothing while they are null.

@@ -79,6 +79,8 @@ def test_vocabulary_without_mask(tmp_path: Path) -> None:
         ("batch_size=0", "batch_size"),
         ("trainer.accumulate=3", "accumulate"),
         ("trainer.precision=fp16", "trainer.precision"),
+        ("trainer.strategy=zero", "trainer.strategy is 'zero'"),
+        ("trainer.strategy=fsdp", "trainer.devices is 1"),
         ("nonsense=1", "nonsense"),
         ("seed", "seed"),
     ],

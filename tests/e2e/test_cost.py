@@ -58,6 +58,15 @@ def test_micro_batches_keep_less_and_cost_the_same(tmp_path: Path) -> None:
     assert pieces["memory"]["cpu"]["activations"] < 0.3 * whole["memory"]["cpu"]["activations"]
 
 
+def test_ranks_that_part_a_model_keep_a_share_each(tmp_path: Path) -> None:
+    shape = ["model=bert_tiny", "batch_size=32", "trainer.devices=4"]
+    whole, share = (found(tmp_path, *shape, f"trainer.strategy={one}")["memory"]["gpu"] for one in ("ddp", "fsdp"))
+    for key in ("weights", "gradients", "moments"):
+        assert share[key] == pytest.approx(whole[key] / 4, abs=1)
+    assert share["activations"] == whole["activations"]
+    assert share["total"] < whole["total"]
+
+
 def test_the_vocabulary_of_a_file_is_read(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefg"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")

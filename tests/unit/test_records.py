@@ -137,6 +137,8 @@ def test_volatile_keys_hold_at_any_depth_and_labels_at_the_top():
     assert is_volatile("scale")
     assert not is_volatile("model.scale")
     assert not is_volatile("num_workers_of_another_kind")
+    assert is_volatile("trainer.strategy")
+    assert not is_volatile("masking.strategy")
     assert essential({"tracker": {"a": 1}, "data": {"cache": "/x", "b": 2}}) == {"data": {"b": 2}}
 
 

@@ -120,6 +120,8 @@ def _memory(
     for device, precision in precisions.items():
         accelerator = "cpu" if device == "cpu" else "cuda"
         parts = memory(option, sequences, length, vocab_size, targets, pair, accelerator, precision, generator)
+        if trainer["strategy"] == "fsdp":
+            parts |= {key: math.ceil(parts[key] / trainer["devices"]) for key in ("weights", "gradients", "moments")}
         found[device] = {"precision": precision, **parts, "total": sum(parts.values())}
     return found
 

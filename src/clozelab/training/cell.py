@@ -45,6 +45,7 @@ from clozelab.running.child import FIRST_RANK
 from clozelab.running.directories import CHECKPOINT, FROZEN, read_frozen, say_running
 from clozelab.running.job import FAILURE, RECORD, failure_text
 from clozelab.running.start import origin, pinned, start_folder, start_state
+from clozelab.running.trained import read_trained
 from clozelab.training import cost
 from clozelab.training.allocator import keep_heap
 from clozelab.training.checkpoints import LastCheckpoint, Stop, Terminated, Unsaved, WholeFiles
@@ -134,9 +135,15 @@ def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
     task, read = build(config["task"]), reading(config, store)
     format_, train_examples = read.last.format, read.last.examples
     tokenizer, causal = store.tokenizer, read.last.masking.causal
-    model = task.build(
-        build(config["model"]), tokenizer.vocab_size, tokenizer.pad_id, causal, special_ids=tokenizer.special_ids
-    )
+
+    def blank() -> PretrainingModel:
+        option, special_ids = build(config["model"]), tokenizer.special_ids
+        built: PretrainingModel = task.build(
+            option, tokenizer.vocab_size, tokenizer.pad_id, causal, special_ids=special_ids
+        )
+        return built
+
+    model = blank()
     initialise(model, config["seed"])
     checkpoint = directory / CHECKPOINT
     if (folder := start_folder(config)) is not None:
@@ -178,6 +185,7 @@ def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
             module.on_load_checkpoint(saved)
             log.info("resuming %s at step %d", checkpoint, start_step)
             provenance["resumed_at_step"] = start_step
+            del saved  # it is as large as what is trained, on every rank
         on_gpu = device.type == "cuda"
         data = ClozeData(read.phases, ENDLESS, start_step, workers=trainer_option.num_workers, pin_memory=on_gpu)
         metric_log = MetricLog(directory)
@@ -209,6 +217,9 @@ def _run_cell(directory: Path, stop: Stop) -> records.Record | None:
 
         measured = Measured()
         if diverged is None:
+            if module.device_mesh is not None:  # a sharded model is of no use to the only rank that is left
+                model = blank()
+                model.load_state_dict(read_trained(directory).state)
             model.to(device)  # Lightning brings it back to the CPU when the fit ends
             measured = measure(config, module, model, store, format_, train_examples)
         scores = records.write_scores(directory / "scores.npz", measured.scores) if measured.scores else None
@@ -304,10 +315,15 @@ def make_trainer(
 
     if option.threads and option.devices > 1:
         os.environ["OMP_NUM_THREADS"] = str(option.threads)  # else Lightning divides the cores among the ranks
+    strategy: Any = "auto" if option.devices == 1 else "ddp"
+    if option.strategy == "fsdp":
+        from clozelab.training.sharding import Sharded
+
+        strategy = Sharded(option.devices)
     return pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=option.devices,
-        strategy="ddp" if option.devices > 1 else "auto",
+        strategy=strategy,
         max_epochs=1,
         logger=loggers,
         callbacks=[

@@ -65,6 +65,9 @@ class TrainerOption:
     """Micro-batches a step. The loss is a mean over all targets of the step, so this changes memory, not the result."""
     devices: int = 1
     """Processes (ranks) of the cell."""
+    strategy: str = "ddp"
+    """How several ranks keep the model: `ddp`, each all of it, or `fsdp`, each a share of parameters, gradients and
+    optimiser state (for models that one GPU cannot hold). This changes memory and speed, not the result."""
     num_workers: int = 0
     """Data-loading processes; batches are a pure function of the step, so this changes nothing but speed."""
     threads: int | None = None
@@ -81,9 +84,16 @@ class TrainerOption:
     def __post_init__(self) -> None:
         if self.precision not in ("auto", "bf16", "fp32"):
             raise ValueError(f"trainer.precision is {self.precision!r}; use auto, bf16 or fp32")
+        if self.strategy not in ("ddp", "fsdp"):
+            raise ValueError(f"trainer.strategy is {self.strategy!r}; use ddp or fsdp")
         for key in ("accumulate", "devices", "log_every", "checkpoint_every"):
             if getattr(self, key) < 1:
                 raise ValueError(f"trainer.{key} is {getattr(self, key)}; it must be at least 1")
+        if self.strategy == "fsdp" and self.devices == 1:
+            raise ValueError(
+                "trainer.strategy=fsdp parts a model among ranks, and trainer.devices is 1; "
+                "give trainer.devices=2 or more, or leave trainer.strategy out"
+            )
         if self.num_workers < 0:
             raise ValueError(f"trainer.num_workers is {self.num_workers}; it must be at least 0")
         if self.threads is not None and self.threads < 1:

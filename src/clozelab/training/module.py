@@ -86,6 +86,13 @@ class PretrainingModule(pl.LightningModule):
         self._window: dict[str, Tensor | float] = {}
         self._clock = time.perf_counter()
 
+    def configure_model(self) -> None:
+        """Part the model among the ranks, where the strategy asks for it: with its initial or its restored values."""
+        if self.device_mesh is not None:
+            from clozelab.training.sharding import shard
+
+            shard(self.model, self.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One fused AdamW over decayed and undecayed parameters."""
         optimizer: torch.optim.Optimizer = self.optimizer_option.build(self.model)
@@ -123,14 +130,14 @@ class PretrainingModule(pl.LightningModule):
         for micro in self._micro_batches(batch):
             with self.autocast():
                 output = self.model(micro)
-            # DDP averages gradients over ranks; times the world size the average is the equation's sum.
+            # DDP and FSDP average gradients over ranks; times the world size the average is the equation's sum.
             loss = world * sum(
                 self.weights[part] * part_loss / number
                 for part, number in numbers.items()
                 if (part_loss := getattr(output, f"{part}_loss")) is not None
             )
             if world > 1:
-                self.manual_backward(loss)  # arms the hooks by which DDP averages gradients
+                self.manual_backward(loss)  # arms the hooks by which gradients are averaged
             else:
                 loss.backward()  # type: ignore[no-untyped-call]
             sums = {f"{part}_{of}": getattr(output, f"{part}_{of}") for part in PARTS for of in ("loss", "correct")}

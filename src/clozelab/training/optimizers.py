@@ -25,9 +25,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def gradient_norm(model: nn.Module) -> Tensor:
-    """The global norm of the gradients of a model."""
+    """The global norm of the gradients of a model, also where ranks have a share of each."""
+    from torch.distributed.tensor import DTensor
+
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients, foreach=True)
+    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 @option("optimizer", "adamw")
