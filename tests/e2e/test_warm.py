@@ -81,7 +81,10 @@ def test_each_cell_hears_of_its_own_end() -> None:
     assert first.poll() == -signal.SIGKILL  # with the process that forked it
 
 
-@pytest.mark.parametrize("script", ["raise SystemExit", "print('{\"threads\": 2}', flush=True); input()"])
+@pytest.mark.parametrize(
+    "script",
+    ["raise SystemExit", "print('{\"threads\": 2}', flush=True); input()", "print('hello', flush=True); input()"],
+)
 def test_a_warm_process_that_cannot_fork_is_an_error_that_the_pool_knows(script: str) -> None:
     with closing(Answers(script)) as server:
         for _ in range(2):  # each slot hears of it

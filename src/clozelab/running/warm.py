@@ -128,6 +128,8 @@ class WarmServer:
                 else:
                     process = cells[answer["pid"]] = WarmProcess(int(answer["pid"]))
                     self._forked.put(process)
+        except (ValueError, KeyError, TypeError) as error:
+            why = f"the warm process was not understood ({type(error).__name__}: {error})"
         finally:
             self._server.kill()
             self._server.wait()
