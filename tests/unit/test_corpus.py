@@ -192,7 +192,7 @@ def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "x"}\n[]\n', r"a\.jsonl, line 2: no field text; it has list"),
         ("a.json", b'[\n {"text": "x"}\n]\n', r"a\.json is a JSON array; wanted is one object a line"),
         ("a.zip", b"PK\x03\x04", r"a\.zip is an archive; unpack it"),
-        ("a.tar.gz", gzip.compress(b"a.txt"), r"a\.tar\.gz is an archive; unpack it"),
+        ("a.tar.gz", gzip.compress(b"a.txt", mtime=0), r"a\.tar\.gz is an archive; unpack it"),
         ("a.pdf", b"%PDF-1.7", r"a\.pdf is no plain text"),
         ("a.txt.bz2", bz2.compress(b"A river. " * 99)[:-6], r"a\.txt\.bz2 is no whole \.bz2 file"),
         ("a.txt.bz2", b"junk that is no bz2", r"a\.txt\.bz2 is no whole \.bz2 file"),
