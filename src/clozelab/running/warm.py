@@ -216,6 +216,7 @@ class _Server:
         for name in (*_WARM, *modules):
             with contextlib.suppress(Exception):  # a cell that needs it will fail by it, and say so in its own log
                 __import__(name)
+        sys.stdout.flush()  # what imports have printed would else be printed by every cell
         gc.freeze()  # it is the cells' too, in which a collection would copy all of it
         gc.enable()
         threads = _threads()
