@@ -387,10 +387,10 @@ def _git(package: Path) -> dict[str, Any]:
     """Commit and dirty flag of the checkout that the package is imported from; None where it is installed."""
 
     def git(*arguments: str) -> str | None:
+        # A cell that is killed meanwhile must not leave the user's repository locked.
+        command = ["git", "--no-optional-locks", "-C", str(package), *arguments]
         try:
-            done = subprocess.run(
-                ["git", "-C", str(package), *arguments], capture_output=True, text=True, timeout=20, check=True
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()

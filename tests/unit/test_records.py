@@ -240,6 +240,25 @@ def test_provenance_does_not_report_the_commit_of_a_checkout_around_a_virtual_en
     assert records._git(package) == {"commit": None, "dirty": None}
 
 
+def test_provenance_takes_no_lock_of_the_repository(tmp_path):
+    """A cell may be killed at any moment, and a lock that is left keeps its owner from committing."""
+    package = tmp_path / "src" / "clozelab"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("a = 1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *command], check=True)
+    index = tmp_path / ".git" / "index"
+    os.utime(package / "a.py", (1, 1))  # of which git would make a note in the index, under its lock
+    before = index.read_bytes()
+    found = records._git(package)
+    assert found["commit"]
+    assert found["dirty"] is False
+    assert index.read_bytes() == before
+    subprocess.run([*git, "status", "--porcelain"], check=True, capture_output=True)
+    assert index.read_bytes() != before
+
+
 def test_provenance_loads_no_training_library():
     code = "import sys; from clozelab.records import provenance; provenance(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

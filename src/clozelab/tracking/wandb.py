@@ -103,6 +103,7 @@ class WandbTracker:
         # W&B's background process of whoever started this one (a notebook, a sweep that tracks something itself)
         # outlives a cell that is killed, and holds its run: the cell that goes on could not open it again.
         os.environ.pop("WANDB_SERVICE", None)
+        os.environ["GIT_OPTIONAL_LOCKS"] = "0"  # W&B asks git, and a kill must not leave the user's repository locked
         if self.mode == "offline":
             # Offline, W&B cannot continue a run: it would leave two of one id. The local history makes it anew.
             for old in (directory / "wandb").glob("offline-run-*"):
