@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from clozelab.running.cleaning import clean, removable
+from clozelab.running.cleaning import _remove, clean, removable
 from clozelab.running.directories import say_running
 from clozelab.running.planning import PLAN
 from tests.e2e.test_claim_run import clozelab, snapshot, workplace  # noqa: F401
@@ -69,6 +69,32 @@ def test_what_can_go_is_shown_and_only_then_removed(runs: Path, capsys: pytest.C
     assert files(runs) == {path for path in before if not any(f"{path}/".startswith(f"{one}/") for one in gone)}
     assert (runs / "toy/smoke/killed/checkpoints/last.ckpt").exists()  # it goes on from this
     assert not list(removable(runs, None))
+
+
+def test_files_of_others_and_records_that_cannot_be_read_stay(runs: Path) -> None:
+    (runs / "train/alone/mydata.part").write_bytes(b"x")
+    (runs / "train/alone/.record.json.abc").write_bytes(b"x")
+    (runs / "toy/smoke/done/record.json").write_text('{"cell": "half')
+    found = {(one.kind, str(one.path.relative_to(runs))) for one in removable(runs, None)}
+    expected = {one for one in EXPECTED if one[1] != "toy/smoke/done/checkpoints"}
+    assert found == expected | {("leftovers", "train/alone/.record.json.abc")}
+
+
+@pytest.mark.parametrize("plan", ["", "{}", '{"claim": "toy", "scale": "smoke", "cells": [1]}'])
+def test_a_plan_that_cannot_be_read_holds_every_cell(runs: Path, plan: str) -> None:
+    (runs / "toy/smoke" / PLAN).write_text(plan)
+    assert not [one for one in removable(runs, None) if one.kind == "earlier"]
+
+
+def test_a_cell_that_was_planned_since_stays(runs: Path) -> None:
+    (one,) = [one for one in removable(runs, None) if one.kind == "earlier"]
+    with FileLock(runs / "toy/smoke/.lock"):
+        assert not _remove(one)  # another run plans
+    plan = json.loads((runs / "toy/smoke" / PLAN).read_text())
+    plan["cells"].append(["arm", 9, CELL, "earlier"])
+    (runs / "toy/smoke" / PLAN).write_text(json.dumps(plan))
+    assert not _remove(one)
+    assert one.path.exists()
 
 
 def test_kinds_and_claims_are_chosen(runs: Path) -> None:

@@ -41,6 +41,13 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(tmp_path: Path, o
     assert "did you mean model.hidden?" in line
 
 
+def test_an_objective_that_no_yardstick_gives_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = train(tmp_path, "seed=0,1", "objective=heldout_mlm.los")
+    assert done.returncode == 2
+    assert "objective=heldout_mlm.los is no metric of this run; it will have heldout_mlm.loss" in done.stderr
+    assert not list(tmp_path.glob("runs/train/*"))
+
+
 def test_sweeping_the_launcher_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "hydra/launcher=local_processes,basic")
     assert done.returncode != 0

@@ -1,7 +1,9 @@
 """`clozelab status`: read from the directories alone, while a sweep runs and after everything was killed."""
 
+import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from clozelab.running import states
 from clozelab.running.directories import say_running, started
 from clozelab.running.job import write_failure
 from clozelab.running.planning import PLAN
 from clozelab.running.states import cell_state
+from clozelab.running.status import tables
 from tests.e2e.test_claim_run import clozelab, edit, heeding_ctrl_c, wait_for, workplace  # noqa: F401
 
 CELL = "c" * 16
@@ -35,6 +39,47 @@ def says(directory: Path, **changes: Any) -> None:
     say_running(directory, {"cell": CELL})
     path = directory / "running.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("record.json", '{"cell": "c", "status": "finished", "budgets": null}'),
+        ("running.json", '{"host": "here", "pid": null, "since": 1.0}'),
+        ("running.json", ""),
+        ("metrics.jsonl", '{"progress": null, "spent/seconds": "x"}\n'),
+        ("failure.json", "[]"),
+    ],
+)
+def test_a_broken_file_is_as_none(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert cell_state(tmp_path) == states.CellState("waiting")
+
+
+def test_a_broken_record_leaves_its_seconds_open(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text('{"cell": "c", "status": "finished", "budgets": {}}')
+    assert cell_state(tmp_path) == states.CellState("done", 1.0)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"claim": "bad", "scale": "smoke", "cells": [1]}'])
+def test_a_broken_plan_hides_no_other(tmp_path: Path, text: str) -> None:
+    for claim in ("bad", "good"):
+        (tmp_path / claim / "smoke").mkdir(parents=True)
+        plan = {"claim": claim, "scale": "smoke", "cells": [["arm", 0, CELL, "a"]]}
+        (tmp_path / claim / "smoke" / PLAN).write_text(json.dumps(plan))
+    (tmp_path / "bad/smoke" / PLAN).write_text(text)
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(tables(tmp_path, None))
+    shown = console.export_text()
+    assert f"{tmp_path / 'bad/smoke' / PLAN} is no plan that can be read" in shown
+    assert "remove it" in shown
+    assert "good at scale smoke: 1 waiting" in shown
+
+
+@pytest.mark.parametrize("claim", ["/abs/claim", "*", "nothing"])
+def test_a_claim_that_was_never_planned_is_named(tmp_path: Path, claim: str) -> None:
+    with pytest.raises(ValueError, match=f"holds no planned runs of {re.escape(claim)}"):
+        tables(tmp_path, claim)
 
 
 def test_every_state_is_told_from_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

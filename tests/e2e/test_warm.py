@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from clozelab.running import warm
 from clozelab.running.directories import started
 from clozelab.running.job import Job, Limits, Outcome
 from clozelab.running.pool import Silent, run_jobs
@@ -46,6 +47,55 @@ class Answers(WarmServer):
 
     def _command(self, modules: Iterable[str]) -> list[str]:
         return [sys.executable, "-c", self.script]
+
+
+def test_a_fork_that_fails_is_one_cells_own_matter(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from clozelab.running.warm import _Server
+        import clozelab.running.warm as warm, os
+        fork, forks = os.fork, []
+        def failing():
+            forks.append(1)
+            if len(forks) == 2:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            pid = fork()
+            if pid == 0:
+                import time
+                time.sleep(60)
+            return pid
+        os.fork, warm._WARM = failing, ()
+        _Server().serve([])
+        """
+    with closing(Answers(script)) as server:
+        first = server.start(tmp_path, {}, threading.Event())
+        with pytest.raises(OSError, match=r"could not fork: .*temporarily unavailable"):
+            server.start(tmp_path, {}, threading.Event())
+        assert first.poll() is None
+        assert not server.gone
+        third = server.start(tmp_path, {}, threading.Event())
+        assert first.poll() is third.poll() is None
+
+
+def test_a_warm_process_that_hangs_keeps_no_pool_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_DEATH_SECONDS", 0.2)
+    stop = threading.Event()
+    stop.set()
+    with closing(Answers("import time; print('{\"threads\": 1}', flush=True); time.sleep(600)")) as server:
+        assert server._imported.wait(30)
+        with pytest.raises(OSError, match="the warm process has ended"):
+            server.start(tmp_path, {}, stop)
+        assert server.gone
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    jobs = [Job(name, tmp_path / name) for name in "ab"]
+    for job in jobs:
+        (job.directory / "output.log").mkdir(parents=True)
+    outcomes = run_jobs(jobs, 1, warm=True)
+    assert [outcome.failed for outcome in outcomes] == [True, True]
+    for outcome in outcomes:
+        assert str(outcome.job.directory / "output.log") in outcome.reason
 
 
 def test_a_cell_that_ends_at_once_is_heard_of() -> None:

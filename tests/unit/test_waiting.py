@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
+from clozelab.running import outcomes
 from clozelab.running.job import Job, Outcome
 from clozelab.running.launchers import submitit as module
+from clozelab.running.launchers.ray import RayLauncher
 from clozelab.running.launchers.submitit import Queue, SubmititLauncher
 from clozelab.running.launchers.waiting import wait_for_all
 
@@ -185,6 +189,38 @@ def test_the_queue_is_asked_for_all_jobs_at_once(slurm: Slurm) -> None:
     assert not queue.has_lost("7_1")  # from the same answer
     slurm.after(0.5)
     assert not queue.has_lost("7_0")
+
+
+@pytest.mark.parametrize("extra", ["{foo: 1}", "{timeout_min: x}"])
+def test_a_parameter_that_submitit_does_not_take_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher = SubmititLauncher(cluster="local", extra=yaml.safe_load(extra))
+    with pytest.raises(ValueError, match=r"launcher\.extra: submitit does not take it: .*"):
+        launcher.check(1)
+    SubmititLauncher(cluster="local", extra={"slurm_account": "mine"}).check(1)
+    assert not os.listdir(tmp_path)
+
+
+def test_ray_is_asked_for_nothing_that_no_node_has() -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}]
+    RayLauncher(cpus=2)._check_room(nodes)
+    for launcher in (RayLauncher(cpus=3), RayLauncher(cpus=1, gpus=1)):
+        with pytest.raises(ValueError, match=r"no node of the Ray cluster has .* \(there are: 2 CPUs, 0 GPUs\)"):
+            launcher._check_room(nodes)
+
+
+def test_outcomes_of_an_earlier_sweep_in_the_same_folder_are_not_summed_up(tmp_path: Path) -> None:
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    outcomes.SweepFolder().on_multirun_start(config)
+    outcomes.note(tmp_path, Outcome(Job("old", tmp_path / "old"), 1, 1.0, ["broken"]))
+    outcomes.SweepFolder().on_multirun_start(config)
+    assert outcomes.noted() == []
+    outcomes.note(tmp_path, Outcome(Job("new", tmp_path / "new"), 0, 1.0, done=True))
+    with (tmp_path / outcomes.OUTCOMES).open("a") as file:
+        file.write('{"job": {"na')
+    assert outcomes.noted() == [Outcome(Job("new", tmp_path / "new"), 0, 1.0, done=True)]
 
 
 def test_a_cell_gets_no_fewer_gpus_than_it_wants() -> None:

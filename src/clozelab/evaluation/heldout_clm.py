@@ -17,6 +17,7 @@ class HeldoutCLM(YardstickOption):
     """Loss and accuracy of every next token of the validation split."""
 
     tells: ClassVar[tuple[str, ...]] = ("next",)
+    gives: ClassVar[tuple[str, ...]] = ("heldout_clm.loss", "heldout_clm.accuracy")
     examples: int = 2048
     """Validation sequences (fewer if the split holds fewer)."""
 

@@ -14,6 +14,7 @@ class HeldoutMLM(YardstickOption):
     """MLM loss and accuracy on the validation split, on pairs in true order, whatever the arm was trained on."""
 
     tells: ClassVar[tuple[str, ...]] = ("hidden",)
+    gives: ClassVar[tuple[str, ...]] = ("heldout_mlm.loss", "heldout_mlm.accuracy")
     examples: int = 2048
     """Validation sequences (fewer if the split holds fewer)."""
     rate: float = 0.15

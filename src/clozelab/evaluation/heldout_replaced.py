@@ -23,6 +23,9 @@ class HeldoutReplaced(YardstickOption):
     """Loss and accuracy of the discriminator, and the loss of its generator, on the validation split."""
 
     tells: ClassVar[tuple[str, ...]] = ("replaced",)
+    gives: ClassVar[tuple[str, ...]] = tuple(
+        f"heldout_replaced.{name}" for name in ("loss", "accuracy", "balanced", "generator_loss")
+    )
     examples: int = 2048
     """Validation sequences (fewer if the split holds fewer)."""
     rate: float = 0.15

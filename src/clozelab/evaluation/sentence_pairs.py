@@ -26,6 +26,9 @@ class SentencePairs(YardstickOption):
     """NSP and SOP accuracy by the arm's own head and by a linear probe."""
 
     tells: ClassVar[tuple[str, ...]] = ("hidden", "replaced")
+    gives: ClassVar[tuple[str, ...]] = (
+        *("pairs.nsp.probe", "pairs.nsp.own", "pairs.sop.probe", "pairs.sop.own", "pairs.mean.probe"),
+    )
     examples: int = 2048
     """Validation pairs (fewer if the split holds fewer)."""
     probe_examples: int = 4096

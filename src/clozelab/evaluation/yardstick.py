@@ -59,6 +59,8 @@ class YardstickOption:
 
     tells: ClassVar[tuple[str, ...]]
     """What the models that it measures tell of a token (see `TaskOption.tells`)."""
+    gives: ClassVar[tuple[str, ...]] = ()
+    """Names of the metrics that it can give; empty: not known before it has measured."""
     format: str | None = field(default=None, kw_only=True)
     """Format in which it sees the text, with that format's default settings and the run's length; null: the run's own.
     Name one where arms differ in their format: only then are they measured on the same sequences."""

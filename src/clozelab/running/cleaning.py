@@ -5,7 +5,7 @@ earlier       whole cells that no plan holds any more (claim, configuration or c
 leftovers     files that a killed process was writing, and checkpoints put aside
 """
 
-import json
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +14,16 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from clozelab.running.job import RECORD
-from clozelab.running.planning import PLAN
+from clozelab.running.directories import FROZEN, RUNNING
+from clozelab.running.planning import PLAN, read_plan
 from clozelab.running.states import cell_state
 
 KINDS = ("checkpoints", "earlier", "leftovers")
+PARTS = (
+    *(f"{FROZEN}.part", f"{RUNNING}.part", "metrics.part", ".record.json.*", ".scores.npz.*"),
+    "checkpoints/last.part",
+)
+"""What is written beside its place before it takes it."""
 
 
 class Removable(NamedTuple):
@@ -61,9 +66,17 @@ def clean(runs: Path, claim: str | None, kinds: list[str], yes: bool) -> int:
 
 
 def _remove(one: Removable) -> bool:
-    """Remove it, holding the lock of its cell, so that none starts meanwhile; False: one runs."""
+    """Remove it, holding the lock of its cell, so that none starts meanwhile; False: one runs.
+
+    A whole cell goes under the lock of its claim run as well, which may be about to plan it.
+    """
+    folders = [one.cell.parent, one.cell] if one.kind == "earlier" else [one.cell]
     try:
-        with FileLock(one.cell / ".lock", timeout=0):
+        with contextlib.ExitStack() as locks:
+            for folder in folders:
+                locks.enter_context(FileLock(folder / ".lock", timeout=0))
+            if one.kind == "earlier" and not _is_of_no_plan(one.cell):
+                return False  # planned since
             if one.path.is_dir():
                 shutil.rmtree(one.path)
             else:
@@ -71,6 +84,17 @@ def _remove(one: Removable) -> bool:
     except Timeout:
         return False
     return True
+
+
+def _is_of_no_plan(directory: Path) -> bool:
+    """Whether there is a plan of this claim run, and it does not hold the cell; one that cannot be read holds all."""
+    plan = directory.parent / PLAN
+    if not plan.exists():
+        return False
+    try:
+        return directory.name not in {folder for _, _, _, folder in read_plan(plan)["cells"]}
+    except ValueError:
+        return False
 
 
 def removable(runs: Path, claim: str | None) -> Iterator[Removable]:
@@ -85,20 +109,21 @@ def _removable(root: Path, claim: str | None) -> Iterator[Removable]:
     for directory in sorted({path.parent for path in root.glob("*/**/config.yaml")}):
         if claim is not None and directory.relative_to(root).parts[0] != claim:
             continue
-        if cell_state(directory).state in ("running", "silent"):
+        state = cell_state(directory).state
+        if state in ("running", "silent"):
             continue
-        plan = directory.parent / PLAN
-        if plan.exists() and directory.name not in {cell[3] for cell in json.loads(plan.read_text())["cells"]}:
+        if _is_of_no_plan(directory):
             yield Removable(directory, "earlier", _size(directory), directory)
             continue
         checkpoints = directory / "checkpoints"
-        if (directory / RECORD).exists() and checkpoints.is_dir():
+        done = state in ("done", "diverged")
+        if done and checkpoints.is_dir():
             yield Removable(checkpoints, "checkpoints", _size(checkpoints), directory)
         elif checkpoints.is_dir():
             for old in sorted(checkpoints.glob("last.*.ckpt")):
                 yield Removable(old, "leftovers", old.stat().st_size, directory)
-        for part in sorted([*directory.glob("*.part"), *directory.glob("checkpoints/*.part")]):
-            if not (directory / RECORD).exists() or part.parent == directory:
+        for part in sorted(path for pattern in PARTS for path in directory.glob(pattern)):
+            if not (done and part.parent == checkpoints):
                 yield Removable(part, "leftovers", part.stat().st_size, directory)
 
 

@@ -3,6 +3,7 @@
 Hydra tells of the first failure only. Each job adds a line to `outcomes.jsonl`; who started the sweep sums them up.
 """
 
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,8 @@ from clozelab.running.job import Job, Outcome
 
 OUTCOMES = "outcomes.jsonl"
 
-_folder: list[Path] = []
+_begun: list[tuple[Path, int]] = []
+"""The file of the sweep that this process started, and the bytes of earlier sweeps in it."""
 
 
 class SweepFolder(Callback):
@@ -22,7 +24,8 @@ class SweepFolder(Callback):
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
         """Keep it in mind."""
-        _folder[:] = [Path(config.hydra.sweep.dir).absolute()]
+        path = Path(config.hydra.sweep.dir).absolute() / OUTCOMES
+        _begun[:] = [(path, path.stat().st_size if path.exists() else 0)]
 
 
 def note(folder: Path, outcome: Outcome) -> None:
@@ -35,6 +38,9 @@ def note(folder: Path, outcome: Outcome) -> None:
 
 def noted() -> list[Outcome]:
     """Of the sweep that this process started: nothing if its launcher was our own."""
-    lines = [line for folder in _folder if (folder / OUTCOMES).exists() for line in (folder / OUTCOMES).open()]
-    found = [json.loads(line) for line in lines]
+    lines = [line for path, size in _begun if path.exists() for line in path.read_bytes()[size:].splitlines()]
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # torn by a full disk
+            found.append(json.loads(line))
     return [Outcome(**one | {"job": Job(one["job"]["name"], Path(one["job"]["directory"]))}) for one in found]

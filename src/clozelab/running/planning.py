@@ -20,6 +20,22 @@ if TYPE_CHECKING:  # `status` and `clean` read plans, and should not wait for wh
 PLAN = "plan.json"
 
 
+def read_plan(path: Path) -> dict[str, Any]:
+    """A frozen plan: claim, scale, and of each cell [arm, seed, identity, folder].
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text())
+        plan["claim"], plan["scale"], [(arm, seed, cell, folder) for arm, seed, cell, folder in plan["cells"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} is no plan that can be read ({type(error).__name__}); remove it, and `clozelab run` plans anew"
+        ) from error
+    return plan
+
+
 def write_plan(plan: "Plan") -> None:
     """Freeze the plan; cells of the one before that are not in this one (more seeds then) stay in it."""
     cells = {(arm, seed): [arm, seed, cell, folder] for arm, seed, cell, folder in _planned(plan.directory)}
@@ -63,7 +79,7 @@ def _planned(directory: Path) -> list[list[Any]]:
     path = directory / PLAN
     if not path.exists():
         return []
-    cells: list[list[Any]] = json.loads(path.read_text())["cells"]
+    cells: list[list[Any]] = read_plan(path)["cells"]
     return cells
 
 

@@ -147,6 +147,7 @@ def _warm_start(jobs: list[Job], slots: int, stop: threading.Event) -> Iterator[
     untold = threading.Lock()
 
     def start(directory: Path, environment: Mapping[str, str]) -> Process:
+        (directory / "output.log").open("ab").close()  # a fork that cannot write there could not say so
         if not server.gone and _devices(directory) == 1:
             try:
                 return server.start(directory, environment, stop)
@@ -154,7 +155,7 @@ def _warm_start(jobs: list[Job], slots: int, stop: threading.Event) -> Iterator[
                 if stop.is_set():
                     raise
                 if untold.acquire(blocking=False):  # by the first slot that meets it
-                    log.warning("cells start as fresh interpreters from now on, and slower: %s", error)
+                    log.warning("cells start as fresh interpreters, and slower: %s", error)
         return cold_start(directory, environment)
 
     modules = needed_by(job.directory for job in jobs)

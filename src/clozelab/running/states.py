@@ -41,22 +41,22 @@ def cell_state(directory: Path, cell: str | None = None) -> CellState:
     Args:
         cell: the identity that a record must have.
     """
-    record = _read(directory / RECORD, "cell", "status", "budgets")
+    record = _read(directory / RECORD, cell=str, status=str, budgets=dict)
     if record is not None and cell in (None, record["cell"]):
-        seconds = float(record["budgets"]["seconds"])
+        seconds = _number(record["budgets"].get("seconds"))
         if record["status"] == "diverged":
             return CellState("diverged", 1.0, seconds=seconds, reason=str(record.get("reason", "")))
         return CellState("done", 1.0, seconds=seconds)
     row = last_row(directory) or {}
-    progress = float(row.get("progress", 0.0))
-    process = _read(directory / RUNNING, "host", "pid", "since")
+    progress = _number(row.get("progress")) or 0.0
+    process = _read(directory / RUNNING, host=str, pid=int, since=float)
     failure = _read(directory / FAILURE)
     if failure is not None:
         return CellState("failed", progress, reason=str(failure.get("reason", "")))
     if process is None:
         return CellState("waiting", progress)
-    pace = row.get("tokens_per_second")
-    spent = float(row.get("spent/seconds", 0.0))
+    pace = _number(row.get("tokens_per_second"))
+    spent = _number(row.get("spent/seconds")) or 0.0
     left = spent / progress * (1 - progress) if progress > 0 else None
     alive = _alive(directory, process)
     if alive is None or alive:
@@ -78,9 +78,14 @@ def _alive(directory: Path, process: dict[str, Any]) -> bool | None:
     return True if time.time() - max(written, float(process["since"])) < SILENT_SECONDS else None
 
 
-def _read(path: Path, *keys: str) -> dict[str, Any] | None:
-    """An object with these keys, or None: a file that is not there, or not whole."""
+def _read(path: Path, **kinds: type) -> dict[str, Any] | None:
+    """An object with values of these kinds, or None: a file that is not there, or not whole."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
-        return found if isinstance(found, dict) and all(key in found for key in keys) else None
+        if isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
+            return found
     return None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,7 +1,6 @@
 """`clozelab status`: every planned cell of the run tree, arm by seed."""
 
 import contextlib
-import json
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from clozelab.running.directories import CHECKPOINT
 from clozelab.running.display import console_of
-from clozelab.running.planning import PLAN
+from clozelab.running.planning import PLAN, read_plan
 from clozelab.running.states import CellState, cell_state
 
 _STYLES = {
@@ -60,7 +59,7 @@ def tables(runs: Path, claim: str | None) -> RenderableType:
     Raises:
         ValueError: nothing was planned there.
     """
-    plans = sorted(runs.glob(f"{claim or '*'}/*/{PLAN}"))
+    plans = [path for path in sorted(runs.glob(f"*/*/{PLAN}")) if claim in (None, path.parts[-3])]
     if not plans:
         raise ValueError(
             f"{runs} holds no planned runs{f' of {claim}' if claim else ''}; `clozelab run CLAIM` plans them"
@@ -69,7 +68,10 @@ def tables(runs: Path, claim: str | None) -> RenderableType:
 
 
 def _table(path: Path) -> RenderableType:
-    plan = json.loads(path.read_text())
+    try:
+        plan = read_plan(path)
+    except ValueError as error:  # of one claim; the others are shown
+        return Text(str(error), style=_STYLES["failed"])
     seeds = sorted({seed for _, seed, _, _ in plan["cells"]})
     arms = list(dict.fromkeys(arm for arm, _, _, _ in plan["cells"]))
     states = {(arm, seed): cell_state(path.parent / folder, cell) for arm, seed, cell, folder in plan["cells"]}

@@ -100,6 +100,8 @@ def supervise(
             (job.directory / FAILURE).unlink(missing_ok=True)
             attempt = _attempt(job.directory, limits, environment, start, stop)
         except Exception as error:  # no process, no disk, no directory, no configuration that could be read
+            if stop.is_set():  # before there was a process: nothing is to be told
+                return outcome_of(job, 1, seconds, [*causes, "not started: its sweep has ended"])
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             attempt = Attempt(1, f"its process could not be run: {reason}", told=False)
         seconds += time.monotonic() - begin

@@ -54,6 +54,8 @@ def prepare_runs(configs: list[dict[str, Any]]) -> list[Path]:
     Raises:
         ValueError: one of them cannot run; nothing was trained.
     """
+    for config in configs:
+        check_objective(config)
     rooms = [validate(config) for config in configs]
     prepare_data(configs)
     for config, room in zip(configs, rooms, strict=True):
@@ -66,6 +68,18 @@ def prepare_runs(configs: list[dict[str, Any]]) -> list[Path]:
         freeze(directory, {key: value for key, value in config.items() if key not in ("launcher", "objective")})
         directories.append(directory)
     return directories
+
+
+def check_objective(config: dict[str, Any]) -> None:
+    """Refuse a metric to optimise that no yardstick of the run gives.
+
+    Raises:
+        ValueError: names those that there will be.
+    """
+    metric, yardsticks = config["objective"], [build(node) for node in config["evaluation"].values()]
+    gives = [name for yardstick in yardsticks for name in yardstick.gives]
+    if metric is not None and metric not in gives and all(yardstick.gives for yardstick in yardsticks):
+        raise ValueError(f"objective={metric} is no metric of this run; it will have {', '.join(gives) or 'none'}")
 
 
 def objective_of(directory: Path, metric: str | None) -> float | str:

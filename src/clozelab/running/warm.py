@@ -5,7 +5,7 @@ share it, so several of its forks run at a time:
 
     warm   ->  {"threads": 1}, when it has imported everything; with more threads it ends, as no fork would be safe
     pool   ->  {"directory": ..., "environment": {...}}, one request at a time
-    warm   ->  {"pid": ...}, and whenever a cell has ended {"pid": ..., "code": ..., "seconds": ...}
+    warm   ->  {"pid": ...} or {"refused": why}, and whenever a cell has ended {"pid": ..., "code": ..., "seconds": ...}
 
 A cell is the leader of a session of its own, and ends with this process, which ends with the pool.
 """
@@ -42,6 +42,8 @@ _TARGET = re.compile(r"_target_: ([\w.]+)\.(\w+)$", re.MULTILINE)
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 IMPORT_SECONDS = 600.0
 """A warm process that is not ready after so long is given up; its cells start by themselves then."""
+ANSWER_SECONDS = 60.0
+"""A warm process that has not forked after so long is given up, too."""
 _POLL_SECONDS = 0.05
 _DEATH_SECONDS = 10.0
 
@@ -80,7 +82,7 @@ class WarmServer:
         self._imported = threading.Event()  # or never will have
         self._why_gone: str | None = None
         self._asking = threading.Lock()
-        self._forked: queue.SimpleQueue[WarmProcess | None] = queue.SimpleQueue()
+        self._forked: queue.SimpleQueue[WarmProcess | OSError] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -91,7 +93,7 @@ class WarmServer:
         """The process of a cell.
 
         Raises:
-            OSError: the warm process is gone or takes too long, or `stop` was set before it was ready.
+            OSError: the warm process is gone, takes too long or could not fork, or `stop` was set before it was ready.
         """
         while not self._imported.wait(_POLL_SECONDS):
             if stop.is_set() or time.monotonic() > self._deadline:
@@ -104,11 +106,19 @@ class WarmServer:
             asked = {"directory": str(directory), "environment": dict(environment)}
             self._server.stdin.write(json.dumps(asked).encode() + b"\n")
             self._server.stdin.flush()
-            # Whatever is set meanwhile: not to be left half-way, or there would be a cell that nobody watches.
-            process = self._forked.get()
-        if process is None:
-            raise OSError(self._why_gone)
+            process = self._answer(stop)
+        if isinstance(process, OSError):
+            raise process
         return process
+
+    def _answer(self, stop: threading.Event) -> "WarmProcess | OSError":
+        """What became of a request: not to be left half-way, or there would be a cell that nobody watches."""
+        begin = time.monotonic()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._forked.get(timeout=_POLL_SECONDS)
+            if time.monotonic() - begin > (_DEATH_SECONDS if stop.is_set() else ANSWER_SECONDS):
+                self._server.kill()  # it hangs; the listener hears of its end, and answers for it
 
     def _listen(self) -> None:
         """Hand out what the warm process says, until it ends; its cells have ended then, too."""
@@ -123,6 +133,8 @@ class WarmServer:
                     break
                 if threads:
                     self._imported.set()
+                elif "refused" in answer:
+                    self._forked.put(OSError(f"the warm process could not fork: {answer['refused']}"))
                 elif "code" in answer:
                     cells.pop(answer["pid"]).end(int(answer["code"]), float(answer["seconds"]))
                 else:
@@ -135,7 +147,7 @@ class WarmServer:
             self._server.wait()
             self._why_gone = why
             self._imported.set()
-            self._forked.put(None)
+            self._forked.put(OSError(why))
             for process in cells.values():
                 process.end_with_server()
 
@@ -242,7 +254,11 @@ class _Server:
                     os.killpg(pid, signal.SIGKILL)
 
     def _fork(self, asked: dict[str, Any]) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory: of no concern to the cells that run
+            self._say({"refused": str(error)})
+            return
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

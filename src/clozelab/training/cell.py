@@ -267,9 +267,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError) as error:
+    except (RuntimeError, ValueError, EOFError, OSError, LookupError, pickle.UnpicklingError) as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
-            f"{path} is no checkpoint that can be read ({str(error).splitlines()[0]}); start again without it: "
+            f"{path} is no checkpoint that can be read ({said}); start again without it: "
             f"`clozelab train --resume {path.parent.parent} never`"
         ) from error
     return saved

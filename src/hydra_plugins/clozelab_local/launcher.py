@@ -87,16 +87,19 @@ class LocalProcesses(Launcher):
         for overrides, config, directory in zip(job_overrides, configs, directories, strict=True):
             outcome = outcomes.get(directory)
             done = outcome is not None and not outcome.failed
+            value: object = CellFailed("not run" if outcome is None else outcome.reason)
+            if done:
+                try:
+                    value = objective_of(directory, config["objective"])
+                except ValueError as error:  # a metric that some runs have, and not this one
+                    done, value = False, CellFailed(str(error))
             result = JobReturn(
                 overrides=list(overrides),
                 cfg=config,  # type: ignore[arg-type]
                 working_dir=str(Path.cwd()),
                 status=JobStatus.COMPLETED if done else JobStatus.FAILED,
             )
-            if done:
-                result.return_value = objective_of(directory, config["objective"])
-            else:
-                result.return_value = CellFailed("not run" if outcome is None else outcome.reason)
+            result.return_value = value
             returns.append(result)
         if any(result.status == JobStatus.FAILED for result in returns) and configs[0]["objective"] is None:
             sys.exit(1)  # a sweeper that optimises is told of failures instead

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from clozelab.machine import cores
 from clozelab.options import option
 from clozelab.running.job import Job, Limits, Outcome, outcome_of_lost
 from clozelab.running.launcher import LauncherOption
@@ -47,6 +48,13 @@ class RayLauncher(LauncherOption):
             import ray  # noqa: F401
         except ImportError:
             raise ValueError("launcher=ray needs ray: pip install 'clozelab[ray]'") from None
+        if 0 < self.gpus < devices:
+            raise ValueError(
+                f"launcher.gpus is {self.gpus:g}, and a cell wants trainer.devices={devices} of them; raise the first, "
+                "or lower the second"
+            )
+        if self.address is None and self.cpus > (here := self.nodes_cpus or cores()):
+            raise ValueError(f"launcher.cpus is {self.cpus}, and the cluster that is started here has {here}; lower it")
 
     def threads(self, devices: int) -> int:
         return self.cpus
@@ -57,15 +65,25 @@ class RayLauncher(LauncherOption):
         started = not ray.is_initialized()
         if started:
             terminate = signal.getsignal(signal.SIGTERM)
-            ray.init(
-                address=self.address or "local",  # None would join whatever cluster it finds here
-                num_cpus=self.nodes_cpus if self.address is None else None,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-            )
+            try:
+                ray.init(
+                    address=self.address or "local",  # None would join whatever cluster it finds here
+                    num_cpus=self.nodes_cpus if self.address is None else None,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                )
+            except (ConnectionError, ValueError) as error:
+                said = str(error).splitlines()[0]
+                raise ValueError(f"launcher.address={self.address}: no cluster answers there ({said})") from error
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, terminate)  # Ray puts a handler of its own there, which ends us at once
+        try:
+            self._check_room(ray.nodes())  # type: ignore[no-untyped-call]
+        except ValueError:
+            if started:
+                ray.shutdown()
+            raise
         # A worker that is lost is Ray's to replace (max_retries); a cell that fails is ours (`retries`).
         remote: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=max(3, self.retries))(_supervised)
         own = {key: value for key, value in os.environ.items() if key.startswith(_OWN)}
@@ -89,6 +107,20 @@ class RayLauncher(LauncherOption):
         finally:
             if started:
                 ray.shutdown()
+
+    def _check_room(self, nodes: list[dict[str, Any]]) -> None:
+        """Refuse a cell that no node of the cluster could hold: Ray would wait for one without a word.
+
+        Raises:
+            ValueError: names what the nodes have.
+        """
+        has = [node["Resources"] for node in nodes if node["Alive"]]
+        if not any(one.get("CPU", 0) >= self.cpus and one.get("GPU", 0) >= self.gpus for one in has):
+            rooms = "; ".join(f"{one.get('CPU', 0):g} CPUs, {one.get('GPU', 0):g} GPUs" for one in has)
+            raise ValueError(
+                f"no node of the Ray cluster has launcher.cpus={self.cpus} and launcher.gpus={self.gpus:g} (there are: "
+                f"{rooms}); lower them, or start a larger one"
+            )
 
 
 def _supervised(job: Job, limits: Limits, threads: int, own: dict[str, str], here: str) -> Outcome:

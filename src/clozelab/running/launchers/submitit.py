@@ -8,6 +8,7 @@ asked of `squeue`, which needs no accounting; submitit asks `sacct`, and without
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,14 +101,17 @@ class SubmititLauncher(LauncherOption):
                 "with launcher.cluster=local"
             )
 
-    def threads(self, devices: int) -> int:
-        return self.cpus if self.cluster == "slurm" else max(1, min(self.cpus, cores()))
+        with tempfile.TemporaryDirectory() as folder:  # it is made with the executor
+            self._executor(Path(folder))
 
-    def launch(self, jobs: list[Job], devices: int, follow: Follow) -> list[Outcome]:
+    def _executor(self, folder: Path) -> Any:
+        """What submits jobs, set up.
+
+        Raises:
+            ValueError: a parameter in `extra` that submitit does not know, or a value that it does not take.
+        """
         import submitit
 
-        # A folder of this launch alone: a job's number may have been that of another once.
-        folder = _common(jobs) / "submitit" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=self.requeues)
         parameters: dict[str, Any] = {
             "timeout_min": self.job_minutes,
@@ -124,14 +128,32 @@ class SubmititLauncher(LauncherOption):
             parameters["mem_gb"] = self.job_gb
         if self.gpus:
             parameters["gpus_per_node"] = self.gpus
-        executor.update_parameters(**parameters | self.extra)
+        try:
+            executor.update_parameters(**parameters | self.extra)
+        except (NameError, AssertionError, TypeError, ValueError) as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"launcher.extra: submitit does not take it: {said}") from error
+        return executor
+
+    def threads(self, devices: int) -> int:
+        return self.cpus if self.cluster == "slurm" else max(1, min(self.cpus, cores()))
+
+    def launch(self, jobs: list[Job], devices: int, follow: Follow) -> list[Outcome]:
+        import submitit
+
+        # A folder of this launch alone: a job's number may have been that of another once.
+        folder = _common(jobs) / "submitit" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        executor = self._executor(folder)
         tasks = {job.directory: Supervised(job.absolute, self.limits, self.threads(devices)) for job in jobs}
         handles: dict[Path, Any] = {}
         ends: dict[Path, Outcome] = {}
         queue = Queue()
         if self.cluster == "slurm":
-            with executor.batch():
-                handles |= {directory: executor.submit(task) for directory, task in tasks.items()}
+            try:
+                with executor.batch():
+                    handles |= {directory: executor.submit(task) for directory, task in tasks.items()}
+            except submitit.core.utils.FailedJobError as error:
+                raise ValueError(f"Slurm takes no job: {' '.join(str(error).split())}") from error
 
         def ended(job: Job) -> Outcome | None:
             handle = handles.get(job.directory)
