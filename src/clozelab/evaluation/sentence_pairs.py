@@ -27,7 +27,8 @@ class SentencePairs(YardstickOption):
 
     tells: ClassVar[tuple[str, ...]] = ("hidden", "replaced")
     gives: ClassVar[tuple[str, ...]] = (
-        *("pairs.nsp.probe", "pairs.nsp.own", "pairs.sop.probe", "pairs.sop.own", "pairs.mean.probe"),
+        *(f"pairs.{name}.{by}" for name in OBJECTIVES for by in ("probe", "own")),
+        "pairs.mean.probe",
     )
     examples: int = 2048
     """Validation pairs (fewer if the split holds fewer)."""

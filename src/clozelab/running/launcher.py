@@ -60,3 +60,20 @@ class LauncherOption:
             KeyboardInterrupt: after the running cells were ended.
         """
         raise NotImplementedError
+
+
+def check_gpus(gpus: float, devices: int) -> None:
+    """Refuse a request for fewer GPUs than a cell wants.
+
+    Args:
+        gpus: asked for a cell (`launcher.gpus`); 0: none, its ranks run on CPUs.
+        devices: ranks of a cell.
+
+    Raises:
+        ValueError: names both settings.
+    """
+    if 0 < gpus < devices:
+        raise ValueError(
+            f"launcher.gpus is {gpus:g}, and a cell wants trainer.devices={devices} of them; raise the first, or lower "
+            "the second"
+        )

@@ -13,7 +13,7 @@ from typing import Any
 from clozelab.machine import cores
 from clozelab.options import option
 from clozelab.running.job import Job, Limits, Outcome, outcome_of_lost
-from clozelab.running.launcher import LauncherOption
+from clozelab.running.launcher import LauncherOption, check_gpus
 from clozelab.running.launchers.waiting import wait_for_all
 from clozelab.running.pool import Follow
 from clozelab.running.supervise import environment_of, supervise
@@ -48,11 +48,7 @@ class RayLauncher(LauncherOption):
             import ray  # noqa: F401
         except ImportError:
             raise ValueError("launcher=ray needs ray: pip install 'clozelab[ray]'") from None
-        if 0 < self.gpus < devices:
-            raise ValueError(
-                f"launcher.gpus is {self.gpus:g}, and a cell wants trainer.devices={devices} of them; raise the first, "
-                "or lower the second"
-            )
+        check_gpus(self.gpus, devices)
         if self.address is None and self.cpus > (here := self.nodes_cpus or cores()):
             raise ValueError(f"launcher.cpus is {self.cpus}, and the cluster that is started here has {here}; lower it")
 

@@ -17,7 +17,7 @@ from typing import Any
 from clozelab.machine import cores
 from clozelab.options import option
 from clozelab.running.job import Job, Limits, Outcome, outcome_of_lost
-from clozelab.running.launcher import LauncherOption
+from clozelab.running.launcher import LauncherOption, check_gpus
 from clozelab.running.launchers.waiting import wait_for_all
 from clozelab.running.pool import Follow
 from clozelab.running.supervise import environment_of, supervise
@@ -86,11 +86,7 @@ class SubmititLauncher(LauncherOption):
                 raise ValueError(f"launcher.{key} is {getattr(self, key)}; it must be at least {least}")
 
     def check(self, devices: int) -> None:
-        if 0 < self.gpus < devices:
-            raise ValueError(
-                f"launcher.gpus is {self.gpus}, and a cell wants trainer.devices={devices} of them; raise the first, "
-                "or lower the second"
-            )
+        check_gpus(self.gpus, devices)
         try:
             import submitit
         except ImportError:
